@@ -1,0 +1,1 @@
+"""Options: the table, and how command line and TOML become a checked RunConfig."""

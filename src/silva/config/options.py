@@ -1,0 +1,405 @@
+"""Every option of Silva: one field each, with its unit, bounds and help. The flag is the field's name with dashes.
+
+What is not built yet is listed too: whole options in `LATER`, single values in `later_choices`. Both are refused with a
+sentence, never accepted and ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptionInfo:
+    """How one field is read from the command line and checked."""
+
+    group: str
+    help: str
+    kind: str
+    choices: tuple[str, ...] = ()
+    later_choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    low_open: bool = False
+    metavar: str | None = None
+
+
+def opt(group: str, kind: str, default: Any, help: str, **more: Any) -> Any:
+    """A dataclass field that carries its OptionInfo."""
+    info = OptionInfo(group=group, help=help, kind=kind, **more)
+    if isinstance(default, (list, dict)):
+        return field(default_factory=default.copy, metadata={"option": info})
+    return field(default=default, metadata={"option": info})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """All options, resolved. See each field's help; `silva train --help` prints them."""
+
+    # run
+    run_dir: str | None = opt("run", "str", None, "Folder of this run's files (default: runs/<date-time>).")
+    seed: int = opt("run", "int", 1234, "Seed of everything random but the data order.", low=0)
+    num_rollout: int | None = opt("run", "int", None, "Number of rollout steps in all.", low=1)
+    num_epoch: int | None = opt(
+        "run", "int", None, "Passes over the prompt data; the smaller of this and --num-rollout ends the run.", low=1
+    )
+    save_interval: int | None = opt(
+        "run",
+        "int",
+        None,
+        "Write a checkpoint every N rollout steps, and at the end (default: never); the last 2 are kept.",
+        low=1,
+    )
+    save_hf: str | None = opt(
+        "run", "str", None, "Folder for the final weights in Hugging Face form (default: not written)."
+    )
+    # model
+    hf_checkpoint: str | None = opt(
+        "model", "str", None, "Local Hugging Face folder with the start model and its tokenizer."
+    )
+    dtype: str | None = opt(
+        "model",
+        "choice",
+        None,
+        "Number type of model and engine (default: float32 on CPU, bfloat16 on CUDA).",
+        choices=("float32", "bfloat16"),
+    )
+    apply_chat_template_kwargs: dict[str, Any] = opt(
+        "model", "json", {}, "JSON object of chat template arguments that every request starts from."
+    )
+    # gateway
+    gateway_host: str = opt("gateway", "str", "127.0.0.1", "Address that the model API listens on.")
+    gateway_port: int = opt("gateway", "int", 0, "Port of the model API; 0 takes a free one.", low=0, high=65535)
+    gateway_advertised_url: str | None = opt(
+        "gateway",
+        "str",
+        None,
+        "Base URL that agents get as RELAX_BASE_URL, where they run elsewhere (default: the listening address).",
+    )
+    # agent
+    use_agentic_rollout: bool = opt(
+        "agent", "bool", False, "Run one agent process a session (the only kind of rollout built now)."
+    )
+    agent_command: str | None = opt("agent", "str", None, "Command of one agent session, run by `bash -c`.")
+    agent_cwd: str = opt("agent", "str", ".", "Working directory of the agent command.")
+    agent_env: list[str] = opt(
+        "agent",
+        "list",
+        [],
+        "Variables for the agent, as NAME=VALUE ... (names that start with RELAX_ are refused).",
+        metavar="NAME=VALUE",
+    )
+    agent_env_clear: bool = opt(
+        "agent", "bool", False, "Give the agent only PATH, HOME and the like, the contract's variables and --agent-env."
+    )
+    agent_timeout: float = opt(
+        "agent", "float", 1800.0, "Most seconds of active time a session may take.", low=0, low_open=True
+    )
+    agent_start_timeout: float | None = opt(
+        "agent",
+        "float",
+        None,
+        "Most seconds until an agent's first model request (default: --agent-timeout).",
+        low=0,
+        low_open=True,
+    )
+    agent_retries: int = opt("agent", "int", 1, "New sessions that may replace a failed one in its slot.", low=0)
+    agent_max_failures: int = opt(
+        "agent",
+        "int",
+        32,
+        "Failures in a row that stop the run; a step in which every session fails stops it too.",
+        low=1,
+    )
+    # parsers
+    agentic_tool_call_parser: str = opt(
+        "parsers", "choice", "none", "How tool calls are read from sampled text.", choices=("none", "auto", "generic")
+    )
+    agentic_reasoning_parser: str = opt(
+        "parsers", "choice", "none", "How reasoning is read from sampled text.", choices=("none", "auto", "generic")
+    )
+    # capacity
+    agentic_concurrency: int | None = opt(
+        "capacity", "int", None, "Prompt groups that may be resident at once (default: --rollout-batch-size).", low=1
+    )
+    agentic_eval_concurrency: int | None = opt(
+        "capacity",
+        "int",
+        None,
+        "Eval prompt groups that may be resident at once (default: as many sessions as in training).",
+        low=1,
+    )
+    # matching
+    agentic_echo_match: str = opt(
+        "matching",
+        "choice",
+        "exact",
+        "How an echoed assistant message is compared with what was sent.",
+        choices=("exact",),
+        later_choices=("lenient",),
+    )
+    agentic_export: str = opt(
+        "matching",
+        "choice",
+        "strict",
+        "Which histories may be exported without naming a context.",
+        choices=("strict",),
+        later_choices=("last", "leaves"),
+    )
+    agentic_shared_prefix: str = opt(
+        "matching",
+        "choice",
+        "once",
+        "How often a turn shared by several contexts is trained.",
+        choices=("once",),
+        later_choices=("each",),
+    )
+    agentic_codec: str = opt(
+        "matching",
+        "choice",
+        "proven",
+        "How new messages become tokens: proven deltas, or a whole new render (a new root) each turn.",
+        choices=("proven", "rerender"),
+    )
+    # rollout
+    rollout_batch_size: int | None = opt("rollout", "int", None, "Prompts of one rollout step (required).", low=1)
+    n_samples_per_prompt: int = opt("rollout", "int", 1, "Sessions of one prompt.", low=1)
+    over_sampling_batch_size: int | None = opt(
+        "rollout",
+        "int",
+        None,
+        "Prompts asked for at once (default, and the only value built now: --rollout-batch-size).",
+        low=1,
+    )
+    global_batch_size: int | None = opt(
+        "rollout",
+        "int",
+        None,
+        "Sessions of one optimizer step (default: --rollout-batch-size times --n-samples-per-prompt).",
+        low=1,
+    )
+    rollout_temperature: float = opt("rollout", "float", 1.0, "Sampling temperature; 0 is argmax.", low=0)
+    rollout_top_p: float = opt(
+        "rollout", "float", 1.0, "Sampling keeps the likeliest tokens up to this mass.", low=0, high=1, low_open=True
+    )
+    rollout_top_k: int = opt("rollout", "int", -1, "Sampling keeps this many tokens; -1 is off.", low=-1)
+    rollout_max_response_len: int | None = opt(
+        "rollout", "int", None, "Most tokens of one model turn (default: what the context leaves).", low=1
+    )
+    rollout_max_context_len: int | None = opt(
+        "rollout", "int", None, "Most tokens of a whole session context (default: the model's own limit).", low=2
+    )
+    rollout_stop: list[str] = opt("rollout", "list", [], "Stop strings of every turn.", metavar="TEXT")
+    rollout_stop_token_ids: list[int] = opt(
+        "rollout", "intlist", [], "Stop token ids of every turn, besides the model's own.", metavar="ID"
+    )
+    rollout_shuffle: bool = opt("rollout", "bool", False, "Shuffle the prompts of each epoch.")
+    rollout_seed: int = opt("rollout", "int", 42, "Seed of the data order.", low=0)
+    agentic_min_group_size: int | None = opt(
+        "rollout",
+        "int",
+        None,
+        "Sessions that must be left for a group to count (default: 2; 1 with one sample a prompt).",
+        low=1,
+    )
+    # async
+    max_staleness: int = opt(
+        "async", "int", 0, "Train steps that rollout may run ahead; only 0 (wait for training) is built.", low=0
+    )
+    update_weights_interval: int = opt(
+        "async", "int", 1, "Rollout steps between weight updates; only 1 is built.", low=1
+    )
+    # data
+    prompt_data: str | None = opt("data", "str", None, "JSON Lines file of prompts.")
+    input_key: str = opt("data", "str", "input", "Row key of the text or message list.")
+    metadata_key: str = opt("data", "str", "metadata", "Row key of the metadata object.")
+    skip_bad_rows: bool = opt("data", "bool", False, "Count and drop broken rows instead of refusing the file.")
+    # eval
+    eval_interval: int | None = opt(
+        "eval", "int", None, "Evaluate every N rollout steps, before the first and at the end (default: never).", low=1
+    )
+    eval_prompt_data: list[str] = opt("eval", "list", [], "Pairs of a name and a JSON Lines file.", metavar="NAME PATH")
+    n_samples_per_eval_prompt: int = opt("eval", "int", 1, "Sessions of one eval prompt.", low=1)
+    eval_temperature: float | None = opt(
+        "eval", "float", None, "Sampling temperature in eval (default: --rollout-temperature).", low=0
+    )
+    eval_top_p: float | None = opt(
+        "eval", "float", None, "Top-p in eval (default: --rollout-top-p).", low=0, high=1, low_open=True
+    )
+    eval_max_response_len: int | None = opt(
+        "eval", "int", None, "Most tokens of one model turn in eval (default: --rollout-max-response-len).", low=1
+    )
+    # algorithm
+    advantage_estimator: str = opt(
+        "algorithm",
+        "choice",
+        "grpo",
+        "How rewards become credit.",
+        choices=("grpo",),
+        later_choices=(
+            "rloo",
+            "reinforce_plus_plus",
+            "reinforce_plus_plus_baseline",
+            "maxrl",
+            "gspo",
+            "cispo",
+            "sapo",
+            "ppo",
+        ),
+    )
+    eps_clip: float = opt(
+        "algorithm", "float", 0.2, "Lower clip distance of the policy ratio.", low=0, low_open=True, high=1
+    )
+    eps_clip_high: float | None = opt(
+        "algorithm", "float", None, "Upper clip distance (default: --eps-clip).", low=0, low_open=True
+    )
+    eps_clip_c: float | None = opt(
+        "algorithm",
+        "float",
+        None,
+        "Dual clip bound for negative advantages, above 1 (default: off).",
+        low=1,
+        low_open=True,
+    )
+    disable_grpo_std_normalization: bool = opt(
+        "algorithm", "bool", False, "Centre rewards in their group without dividing by their spread."
+    )
+    calculate_per_token_loss: bool = opt(
+        "algorithm", "bool", False, "Weigh every trainable token alike; same as --loss-reduction per_token."
+    )
+    loss_reduction: str | None = opt(
+        "algorithm",
+        "choice",
+        None,
+        "How token losses are averaged (default: session_mean).",
+        choices=("session_mean", "per_token", "seq_mean_token_sum_norm"),
+    )
+    # training
+    lr: float = opt("training", "float", 1e-6, "Learning rate of AdamW.", low=0)
+    lr_schedule: str = opt(
+        "training",
+        "choice",
+        "constant",
+        "Course of the learning rate.",
+        choices=("constant",),
+        later_choices=("cosine",),
+    )
+    weight_decay: float = opt("training", "float", 0.0, "Weight decay of AdamW.", low=0)
+    clip_grad: float = opt("training", "float", 1.0, "Largest norm of the gradient.", low=0, low_open=True)
+    micro_batch_size: int = opt(
+        "training", "int", 1, "Samples of one packed row, which is one forward and backward pass.", low=1
+    )
+    # engines
+    engine: str = opt(
+        "engines",
+        "choice",
+        "torch",
+        "What samples tokens.",
+        choices=("torch", "scripted"),
+        later_choices=("sglang", "vllm"),
+    )
+    engine_script: str | None = opt("engines", "str", None, "JSON Lines file of answers for --engine scripted.")
+    engine_log: str | None = opt("engines", "str", None, "JSON Lines file that gets each call of --engine scripted.")
+    engine_concurrency: int = opt("engines", "int", 32, "Requests that the torch engine decodes at once.", low=1)
+    engine_timeout_s: float = opt(
+        "engines",
+        "float",
+        300.0,
+        "Seconds without an answer after which an engine call counts as failed.",
+        low=0,
+        low_open=True,
+    )
+    weight_sync: str = opt(
+        "engines",
+        "choice",
+        "memory",
+        "How new weights reach the engine.",
+        choices=("memory",),
+        later_choices=("disk", "nccl", "gloo"),
+    )
+    # records
+    save_debug_rollout_data: str | None = opt(
+        "records",
+        "str",
+        None,
+        "File for each rollout's samples as JSON lines; {rollout_id} in the path stands for the step.",
+    )
+
+
+LATER: Mapping[str, tuple[str, str]] = {
+    # name: (argparse nargs, what it belongs to)
+    "ref_load": ("1", "reference models"),
+    "agentic_prelaunch": ("0", "prelaunch"),
+    "external_slots": ("1", "the capacity check"),
+    "agentic_disconnect_grace_s": ("1", "joining of retried requests"),
+    "agentic_sse_data_heartbeat_s": ("1", "data heartbeats"),
+    "agentic_responses_events": ("1", "the Responses protocol"),
+    "agentic_session_lifecycle": ("0", "KV scheduling"),
+    "agentic_program_admission": ("0", "KV scheduling"),
+    "agentic_admission_headroom": ("1", "KV scheduling"),
+    "agentic_admission_pressure_threshold": ("1", "KV scheduling"),
+    "agentic_admission_expected_decode_cap": ("1", "KV scheduling"),
+    "agentic_admission_max_wait_s": ("1", "KV scheduling"),
+    "agentic_admission_scope": ("1", "KV scheduling"),
+    "dynamic_sampling_filter_path": ("1", "group filters"),
+    "partial_rollout": ("0", "partial rollout"),
+    "partial_rollout_max_aborted_count": ("1", "partial rollout"),
+    "fully_async": ("0", "fully async training"),
+    "max_sample_staleness": ("1", "asynchronous rollout"),
+    "max_token_staleness": ("1", "off-policy masks"),
+    "mask_offpolicy_in_partial_rollout": ("0", "partial rollout"),
+    "label_key": ("1", "reward functions"),
+    "tool_key": ("1", "dataset tools"),
+    "multimodal_keys": ("1", "images"),
+    "eval_reward_key": ("1", "reward objects"),
+    "custom_rm_path": ("1", "reward functions"),
+    "group_rm": ("0", "group reward functions"),
+    "reward_key": ("1", "reward objects"),
+    "agentic_custom_advantage_path": ("1", "custom advantages"),
+    "agentic_credit": ("1", "credit for several contexts"),
+    "reward_timeout_s": ("1", "reward functions"),
+    "reward_max_concurrency": ("1", "reward functions"),
+    "log_passrate": ("0", "pass rates"),
+    "kl_coef": ("1", "KL terms"),
+    "use_kl_loss": ("0", "KL terms"),
+    "kl_loss_coef": ("1", "KL terms"),
+    "kl_loss_type": ("1", "KL terms"),
+    "use_unbiased_kl": ("0", "KL terms"),
+    "entropy_coef": ("1", "the entropy bonus"),
+    "gamma": ("1", "returns over tokens"),
+    "lambd": ("1", "returns over tokens"),
+    "normalize_advantages": ("0", "whitening"),
+    "use_tis": ("0", "off-policy corrections"),
+    "tis_clip": ("1", "off-policy corrections"),
+    "tis_clip_low": ("1", "off-policy corrections"),
+    "tis_level": ("1", "off-policy corrections"),
+    "tis_mode": ("1", "off-policy corrections"),
+    "custom_tis_function_path": ("1", "off-policy corrections"),
+    "use_opsm": ("0", "off-policy corrections"),
+    "opsm_delta": ("1", "off-policy corrections"),
+    "use_rollout_logprobs": ("0", "off-policy corrections"),
+    "opd_coef": ("1", "distillation"),
+    "opd_teacher": ("1", "distillation"),
+    "warmup": ("1", "learning rate schedules"),
+    "use_dynamic_batch_size": ("0", "dynamic batching"),
+    "max_tokens_per_gpu": ("1", "dynamic batching"),
+    "num_steps_per_rollout": ("1", "dynamic batching"),
+    "engine_url": ("+", "HTTP engines"),
+    "load_debug_rollout_data": ("1", "replayed rollouts"),
+    "debug_rollout_only": ("0", "replayed rollouts"),
+    "debug_train_only": ("0", "replayed rollouts"),
+    "tensorboard": ("0", "metric writers"),
+    "wandb_project": ("1", "metric writers"),
+    "ray": ("0", "clusters"),
+    "num_gateway_shards": ("1", "clusters"),
+    "num_train_workers": ("1", "clusters"),
+}
+"""Options whose part is not built: how many values the flag takes, and what it belongs to."""
+
+
+def later_sentence(name: str) -> str:
+    """Why an option of `LATER` is refused."""
+    flag = "--" + name.replace("_", "-")
+    return f"{flag} belongs to {LATER[name][1]}, which this version of Silva does not have yet; leave it out"

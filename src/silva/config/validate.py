@@ -1,0 +1,138 @@
+"""Checks that span options: what a command needs, and combinations that cannot work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from silva.config.options import RunConfig
+from silva.types.errors import ConfigError
+
+Command = Literal["train", "rollout", "serve"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalSet:
+    """One named file of eval prompts."""
+
+    name: str
+    path: Path
+
+
+def validate(config: RunConfig, command: Command) -> None:
+    """Raise ConfigError for the first thing that makes `command` impossible under these options."""
+    _need(config, "hf_checkpoint", "the folder of the start model and its tokenizer")
+    _check_engine(config, command)
+    _check_not_built(config)
+    if command == "serve":
+        return
+    _check_agent(config)
+    _need(config, "prompt_data", "the JSON Lines file of prompts")
+    _need(config, "rollout_batch_size", "the number of prompts of one rollout step")
+    if config.num_rollout is None and config.num_epoch is None:
+        raise ConfigError("one of --num-rollout and --num-epoch is needed: without them the run would never end")
+    _check_groups(config, command)
+    eval_sets(config)
+    if config.save_debug_rollout_data is not None and "{rollout_id}" not in config.save_debug_rollout_data:
+        raise ConfigError(
+            f"--save-debug-rollout-data is {config.save_debug_rollout_data!r}; the path must hold {{rollout_id}}, "
+            "so that each step gets a file of its own"
+        )
+
+
+def eval_sets(config: RunConfig) -> list[EvalSet]:
+    """The eval files by name. Raises ConfigError where the pairs or the interval do not fit together."""
+    words = config.eval_prompt_data
+    if len(words) % 2:
+        raise ConfigError(
+            f"--eval-prompt-data takes pairs of NAME and PATH; it has {len(words)} words: {' '.join(words)}"
+        )
+    sets = [EvalSet(name=words[i], path=Path(words[i + 1])) for i in range(0, len(words), 2)]
+    names = [item.name for item in sets]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"--eval-prompt-data names {twice!r} twice")
+    bad = next((name for name in names if ":" in name or "/" in name), None)
+    if bad is not None:
+        raise ConfigError(f"--eval-prompt-data: the name {bad!r} may hold neither ':' nor '/'")
+    if config.eval_interval is not None and not sets:
+        raise ConfigError("--eval-interval is set, but --eval-prompt-data names no file")
+    return sets
+
+
+def min_group_size(config: RunConfig) -> int:
+    """Sessions that must be left for a group to count."""
+    if config.agentic_min_group_size is not None:
+        return config.agentic_min_group_size
+    return min(2, config.n_samples_per_prompt)
+
+
+def _need(config: RunConfig, name: str, what: str) -> None:
+    if getattr(config, name) is None:
+        raise ConfigError(f"--{name.replace('_', '-')} is missing: {what}")
+
+
+def _check_engine(config: RunConfig, command: Command) -> None:
+    if config.engine == "scripted" and config.engine_script is None:
+        raise ConfigError("--engine scripted needs --engine-script, the JSON Lines file of its answers")
+    for name in ("engine_script", "engine_log"):
+        if config.engine != "scripted" and getattr(config, name) is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is set, but --engine is {config.engine}; it goes with --engine scripted"
+            )
+    if config.rollout_top_k == 0:
+        raise ConfigError("--rollout-top-k is 0, which would keep no token; -1 switches it off")
+    longest, context = config.rollout_max_response_len, config.rollout_max_context_len
+    if longest is not None and context is not None and longest >= context:
+        raise ConfigError(
+            f"--rollout-max-response-len {longest} leaves no room for a prompt in --rollout-max-context-len {context}"
+        )
+
+
+def _check_not_built(config: RunConfig) -> None:
+    if config.max_staleness != 0:
+        raise ConfigError(
+            f"--max-staleness is {config.max_staleness}; rollout ahead of training is not built yet, only 0 is"
+        )
+    if config.update_weights_interval != 1:
+        raise ConfigError(f"--update-weights-interval is {config.update_weights_interval}; only 1 is built yet")
+    if config.over_sampling_batch_size not in (None, config.rollout_batch_size):
+        raise ConfigError(
+            f"--over-sampling-batch-size is {config.over_sampling_batch_size} and --rollout-batch-size "
+            f"{config.rollout_batch_size}; asking for more prompts than a step trains is not built yet"
+        )
+
+
+def _check_agent(config: RunConfig) -> None:
+    if not config.use_agentic_rollout:
+        raise ConfigError("--use-agentic-rollout is missing: agent processes are the only kind of rollout built now")
+    _need(config, "agent_command", "the command that runs one agent session")
+    if not Path(config.agent_cwd).is_dir():
+        raise ConfigError(f"--agent-cwd is {config.agent_cwd!r}, which is not a folder")
+    start = config.agent_start_timeout
+    if start is not None and start > config.agent_timeout:
+        raise ConfigError(f"--agent-start-timeout {start:g} is longer than --agent-timeout {config.agent_timeout:g}")
+
+
+def _check_groups(config: RunConfig, command: Command) -> None:
+    n = config.n_samples_per_prompt
+    if command == "train" and n == 1:
+        raise ConfigError(
+            f"--advantage-estimator {config.advantage_estimator} with --n-samples-per-prompt 1 trains nothing: a group of "
+            "one has no spread. Take at least 2 samples a prompt"
+        )
+    if min_group_size(config) > n:
+        raise ConfigError(
+            f"--agentic-min-group-size {min_group_size(config)} is more than --n-samples-per-prompt {n}: no group could count"
+        )
+    assert config.rollout_batch_size is not None
+    sessions = config.rollout_batch_size * n
+    batch = config.global_batch_size
+    if batch is not None and (batch > sessions or sessions % batch):
+        raise ConfigError(
+            f"--global-batch-size {batch} does not divide the {sessions} sessions of a rollout step "
+            f"({config.rollout_batch_size} prompts x {n} samples)"
+        )
+    if config.calculate_per_token_loss and config.loss_reduction not in (None, "per_token"):
+        raise ConfigError(f"--calculate-per-token-loss contradicts --loss-reduction {config.loss_reduction}")

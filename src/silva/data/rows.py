@@ -1,0 +1,114 @@
+"""Dataset rows: JSON Lines to session inputs, validated as a whole before anything starts."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from silva.types.errors import DatasetError
+from silva.types.messages import JsonObject
+from silva.types.rollout import SessionInput
+
+MAX_SHOWN_ERRORS = 10
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One usable dataset row. `line` counts from 1 in its file."""
+
+    line: int
+    input: SessionInput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dataset:
+    """The usable rows of one file, in file order, and how many broken lines were left out."""
+
+    path: Path
+    rows: tuple[Row, ...]
+    num_skipped: int = 0
+
+    def order(self, epoch: int, *, shuffle: bool, seed: int) -> list[int]:
+        """Row indices in the order of one epoch; a function of the arguments alone."""
+        indices = list(range(len(self.rows)))
+        if shuffle:
+            random.Random(f"{seed}:{epoch}").shuffle(indices)
+        return indices
+
+
+def load_dataset(path: Path, *, input_key: str, metadata_key: str, skip_bad_rows: bool = False) -> Dataset:
+    """Read a JSON Lines file.
+
+    A row needs a text or message list under `input_key`, an object under `metadata_key`, or both. Raises DatasetError with
+    the first ten broken lines, unless `skip_bad_rows` drops and counts them.
+    """
+    rows: list[Row] = []
+    errors: list[str] = []
+    for number, text in _lines(path):
+        try:
+            rows.append(Row(line=number, input=_read_row(text, input_key, metadata_key)))
+        except ValueError as error:
+            errors.append(f"line {number}: {error}")
+    if errors and not skip_bad_rows:
+        shown = "\n  ".join(errors[:MAX_SHOWN_ERRORS])
+        raise DatasetError(
+            f"dataset {path}: {len(errors)} of {len(errors) + len(rows)} rows cannot be used; repair them or pass "
+            f"--skip-bad-rows. The first:\n  {shown}"
+        )
+    if not rows:
+        raise DatasetError(f"dataset {path} has no usable row")
+    return Dataset(path=path, rows=tuple(rows), num_skipped=len(errors))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line
+    except OSError as error:
+        raise DatasetError(f"dataset {path} cannot be read: {error.strerror or error}") from error
+
+
+def _read_row(line: bytes, input_key: str, metadata_key: str) -> SessionInput:
+    try:
+        row = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not valid UTF-8 (byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON: {error.msg} at column {error.colno}") from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"a row must be a JSON object, this is {type(row).__name__}")
+    messages = None if row.get(input_key) is None else _read_messages(row[input_key], input_key)
+    metadata = row.get(metadata_key)
+    if metadata is not None and not isinstance(metadata, dict):
+        raise ValueError(f"{metadata_key!r} must be an object, it is {type(metadata).__name__}")
+    if messages is None and metadata is None:
+        raise ValueError(f"it has neither {input_key!r} nor {metadata_key!r}; its keys are {sorted(row)[:8]}")
+    return SessionInput(messages=messages, metadata=metadata)
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON value")
+
+
+def _read_messages(value: Any, key: str) -> list[JsonObject]:
+    if isinstance(value, str):
+        if not value.strip():
+            raise ValueError(f"{key!r} is blank")
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{key!r} must be a text or a list of messages that is not empty")
+    for index, message in enumerate(value):
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            raise ValueError(f"{key}[{index}] must be a message object with a role of {', '.join(ROLES)}")
+        if not isinstance(message.get("content"), (str, list)) and message["role"] != "assistant":
+            raise ValueError(f"{key}[{index}].content must be a text or a list of parts")
+    return value

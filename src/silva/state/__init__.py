@@ -1,0 +1,1 @@
+"""Conversation state: identity, forest, turn codec, parsers. Pure: no I/O, no torch."""

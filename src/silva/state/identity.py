@@ -1,0 +1,117 @@
+"""Who is who: canonical form of messages, and the chained keys of conversation states.
+
+`key(state + message) = H(key(state), digest(message))`, and the key of an empty conversation is H(tools, template kwargs).
+The canonical form folds what cannot change meaning (key order and spacing of JSON arguments, `1.0` and `1`, absent and
+empty text) and keeps everything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from silva.types.messages import Conversation, JsonObject, Message
+
+KEY_BYTES = 16
+MAX_FOLDED_DIGITS = 400
+
+_IGNORED_TOOL_KEYS = frozenset({"strict", "cache_control", "defer_loading", "eager_input_streaming"})
+
+
+def root_key(conversation: Conversation) -> bytes:
+    """Key of the empty conversation under these tools and template arguments."""
+    tools = [canonical_tool(tool) for tool in conversation.tools]
+    return _hash(b"root", _canonical_json([tools, conversation.template_kwargs]).encode())
+
+
+def chain_key(parent: bytes, digest: bytes) -> bytes:
+    """Key of the state that a message leads to."""
+    return hashlib.blake2b(parent + digest, digest_size=KEY_BYTES).digest()
+
+
+def chain_keys(parent: bytes, digests: Sequence[bytes]) -> list[bytes]:
+    """Keys after each of the messages, in order."""
+    keys: list[bytes] = []
+    for digest in digests:
+        parent = chain_key(parent, digest)
+        keys.append(parent)
+    return keys
+
+
+def message_digest(message: Message) -> bytes:
+    """Digest of the canonical form of one message."""
+    calls = [[call.id, call.name, canonical_arguments(call.arguments)] for call in message.tool_calls]
+    form = [message.role, message.content, message.reasoning, calls, message.tool_call_id]
+    return _hash(b"message", json.dumps(form, separators=(",", ":")).encode())
+
+
+def canonical_tool(tool: JsonObject) -> JsonObject:
+    """A tool definition without the keys that tell nothing about the function."""
+    kept = {key: value for key, value in tool.items() if key not in _IGNORED_TOOL_KEYS}
+    function = kept.get("function")
+    if isinstance(function, dict):
+        inner = {key: value for key, value in function.items() if key not in _IGNORED_TOOL_KEYS}  # pyright: ignore
+        parameters = inner.get("parameters")  # pyright: ignore
+        if isinstance(parameters, dict):
+            inner["parameters"] = {k: v for k, v in parameters.items() if k != "$schema"}  # pyright: ignore
+        kept["function"] = inner
+    return kept
+
+
+def canonical_arguments(raw: str) -> str:
+    """One text for all spellings of the same JSON arguments.
+
+    Text that is no JSON, holds a key twice, or holds a number that no client can carry stands for itself, marked so that
+    it never equals a JSON text.
+    """
+    try:
+        value = json.loads(
+            raw, parse_float=_fold_number, parse_int=int, parse_constant=_refuse, object_pairs_hook=_unique
+        )
+        return _canonical_json(value)
+    except (ValueError, RecursionError):
+        return "raw:" + raw
+
+
+def _canonical_json(value: Any) -> str:
+    return json.dumps(_fold(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _fold(value: Any) -> Any:
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, dict):
+        return {str(key): _fold(item) for key, item in value.items()}  # pyright: ignore
+    if isinstance(value, (list, tuple)):
+        return [_fold(item) for item in value]  # pyright: ignore
+    return value
+
+
+def _fold_number(text: str) -> int | float:
+    try:
+        exact = Decimal(text)
+    except InvalidOperation as error:
+        raise ValueError(text) from error
+    if not exact.is_finite() or abs(exact.adjusted()) > MAX_FOLDED_DIGITS:
+        raise ValueError(f"number out of range: {text}")
+    if exact == exact.to_integral_value():
+        return int(exact)
+    return float(text)
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON value")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    folded = dict(pairs)
+    if len(folded) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return folded
+
+
+def _hash(kind: bytes, data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=KEY_BYTES, person=kind).digest()

@@ -1,0 +1,119 @@
+"""From forest to training: which state is exported, and its tokens root to leaf."""
+
+from __future__ import annotations
+
+from silva.state.forest import Node, SessionForest
+from silva.types.errors import SessionFailure
+from silva.types.generation import VersionSpan
+from silva.types.messages import JsonObject
+from silva.types.rollout import ExportRecord, NodeRecord, TrainingSample
+
+UNSAMPLED_VERSION = -1
+
+
+def linear_leaf(forest: SessionForest) -> Node:
+    """The one response that ends a strictly linear history: one root, one leaf, no abandoned branch that holds a response.
+
+    Raises SessionFailure: `no_response` where nothing was committed, `not_linear` with the other roots and leaves named.
+    """
+    responses = [node for node in forest.nodes if node.kind == "response"]
+    if not responses:
+        raise SessionFailure(
+            "no_response", "the agent ended without a committed model response, so there is nothing to train on"
+        )
+    leaf = responses[-1]
+    on_path = {node.node_id for node in leaf.path()}
+    roots = [node for node in forest.nodes if node.parent is not None and node.parent.kind == "root"]
+    stray = [node for node in responses if node.node_id not in on_path]
+    if not stray and len(roots) == 1:
+        return leaf
+    ends = [node for node in stray if not node.children]
+    places = ", ".join(f"response {node.node_id} (request {node.request_id})" for node in ends[:8])
+    starts = ", ".join(f"node {node.node_id} (request {node.request_id})" for node in roots[:8])
+    raise SessionFailure(
+        "not_linear",
+        f"the session's history is not linear, so no single context can be exported: {len(roots)} root(s): {starts}; "
+        f"besides the last response ({leaf.node_id}, request {leaf.request_id}) there are {len(ends)} other leaf/leaves: "
+        f"{places or 'none'}. Make the agent send one growing history",
+    )
+
+
+def build_sample(forest: SessionForest, record: ExportRecord, *, session_id: str, group_id: str) -> TrainingSample:
+    """The exported lineage as one sample: ids as the engine saw and returned them, mask 1 on sampled ids only."""
+    ids: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    kept: list[float] = []
+    spans: tuple[VersionSpan, ...] = ()
+    prompt_len = num_turns = 0
+    node = forest.nodes[record.node_id]
+    for step in node.path():
+        sampled = len(step.ids) - step.lead
+        ids.extend(step.ids)
+        mask.extend([0] * step.lead + [1] * sampled)
+        logprobs.extend([0.0] * step.lead + list(step.logprobs))
+        kept.extend([1.0] * step.lead + list(step.kept_mass))
+        spans = _join(spans, (VersionSpan(start=0, length=step.lead, version=UNSAMPLED_VERSION),) if step.lead else ())
+        spans = _join(spans, step.spans)
+        if sampled and not num_turns:
+            prompt_len = len(ids) - sampled
+        num_turns += 1 if sampled else 0
+    return TrainingSample(
+        session_id=session_id,
+        group_id=group_id,
+        name=record.name,
+        node_id=record.node_id,
+        prompt_len=prompt_len,
+        token_ids=ids,
+        loss_mask=mask,
+        logprobs=logprobs,
+        kept_mass=kept,
+        version_spans=spans,
+        reward=record.reward,
+        num_turns=num_turns,
+        truncated=node.cut,
+        metadata=record.metadata,
+    )
+
+
+def _join(left: tuple[VersionSpan, ...], right: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
+    joined = list(left)
+    at = joined[-1].start + joined[-1].length if joined else 0
+    for span in right:
+        if joined and joined[-1].version == span.version:
+            last = joined.pop()
+            joined.append(VersionSpan(start=last.start, length=last.length + span.length, version=span.version))
+        else:
+            joined.append(VersionSpan(start=at, length=span.length, version=span.version))
+        at += span.length
+    return tuple(joined)
+
+
+def node_records(forest: SessionForest) -> list[NodeRecord]:
+    """Every node in the form that is stored and shown."""
+    return [_node_record(node) for node in forest.nodes]
+
+
+def _node_record(node: Node) -> NodeRecord:
+    sampled = len(node.ids) - node.lead
+    tools: list[JsonObject] | None = None
+    kwargs: JsonObject | None = None
+    if node.kind == "root":
+        tools, kwargs = list(node.conversation.tools), node.conversation.template_kwargs
+    spans = (VersionSpan(start=0, length=node.lead, version=UNSAMPLED_VERSION),) if node.lead else ()
+    return NodeRecord(
+        node_id=node.node_id,
+        parent_id=None if node.parent is None else node.parent.node_id,
+        state_key=node.key.hex(),
+        kind=node.kind,
+        messages=[message.to_chat() for message in node.messages],
+        token_ids=node.ids.tolist(),
+        loss_mask=[0] * node.lead + [1] * sampled,
+        logprobs=[0.0] * node.lead + node.logprobs.tolist(),
+        kept_mass=[1.0] * node.lead + node.kept_mass.tolist(),
+        version_spans=_join(spans, node.spans),
+        finish_reason=node.finish,
+        num_aborts=node.num_aborts,
+        tools=tools,
+        template_kwargs=kwargs,
+    )

@@ -1,0 +1,170 @@
+"""From a matched request to a placement, and from sampled ids to a response: the pure middle of a turn."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from silva.state.codec import SampledTail, TurnCodec, TurnDelta
+from silva.state.forest import Match, Node, Placement, Response
+from silva.state.identity import message_digest
+from silva.state.parsers import ParsedTurn, TurnParser
+from silva.types.errors import TransitionRefused
+from silva.types.generation import GenerateResult
+from silva.types.messages import Message, ToolCall
+
+MessagesBetween = Callable[[int, int], tuple[Message, ...]]
+"""The request's canonical messages from one index up to (not with) another."""
+
+
+def place_turn(codec: TurnCodec, match: Match, messages_between: MessagesBetween) -> Placement:
+    """Decide how the request hangs in the forest and form the new tokens.
+
+    Raises TransitionRefused (with the index of the message in the request) where the chat template cannot do the step.
+    """
+    parent = match.parent
+    if parent is not None and match.is_full:
+        return _sample_again(codec, match, parent)
+    if parent is not None and parent.kind == "observation":
+        return _extend_observation(codec, match, parent, messages_between)
+    return _new_observation(codec, match, messages_between)
+
+
+def _sample_again(codec: TurnCodec, match: Match, parent: Node) -> Placement:
+    if parent.kind == "observation":
+        earlier = next(child for child in parent.children if child.kind == "response")
+        return Placement(match=match, lead_ids=tuple(earlier.ids[: earlier.lead]))
+    if parent.cut:
+        return Placement(match=match, continues=True)
+    delta = _encode(codec, match, ())
+    return Placement(match=match, lead_ids=(*delta.observation_ids, *delta.opening_ids))
+
+
+def _extend_observation(codec: TurnCodec, match: Match, parent: Node, messages_between: MessagesBetween) -> Placement:
+    """A longer tail after a committed observation: its child where the tokens allow it, else a sibling.
+
+    A run of tool results is one unit, so a longer run never becomes a child.
+    """
+    lower = match.at_last_turn()
+    whole = _new_observation(codec, lower, messages_between)
+    added = messages_between(match.num_matched, match.num_messages)
+    if parent.messages[-1].role == "tool" and added[0].role == "tool":
+        return whole
+    held: list[int] = []
+    node = parent
+    while node.kind == "observation":
+        held[:0] = node.ids
+        assert node.parent is not None
+        node = node.parent
+    ids = whole.observation_ids
+    if len(ids) <= len(held) or list(ids[: len(held)]) != held:
+        return whole
+    return replace(whole, match=match, messages=added, observation_ids=ids[len(held) :])
+
+
+def _new_observation(codec: TurnCodec, match: Match, messages_between: MessagesBetween) -> Placement:
+    messages = messages_between(match.num_matched, match.num_messages)
+    delta = _encode(codec, match, messages)
+    return Placement(
+        match=match,
+        messages=messages,
+        observation_ids=tuple(delta.observation_ids),
+        lead_ids=tuple(delta.opening_ids),
+        marker_mismatch=delta.marker_mismatch,
+    )
+
+
+def _encode(codec: TurnCodec, match: Match, messages: tuple[Message, ...]) -> TurnDelta:
+    parent = match.parent
+    try:
+        if parent is None or parent.kind == "root":
+            return codec.encode_root(messages, match.conversation)
+        tail = SampledTail(
+            message=parent.messages[-1], last_id=parent.ids[-1], cut=parent.ids[-1] not in codec.stop_ids
+        )
+        return codec.encode_delta(tail, messages, match.conversation)
+    except TransitionRefused as refused:
+        raise TransitionRefused(str(refused), field=_shifted(refused.field, match.num_matched)) from refused
+
+
+def _shifted(field: str | None, offset: int) -> str | None:
+    """`messages[i]` counted in the delta becomes `messages[i + offset]` counted in the request."""
+    if field is None or not field.startswith("messages[") or "]" not in field:
+        return field
+    index, _, rest = field.removeprefix("messages[").partition("]")
+    return f"messages[{int(index) + offset}]{rest}" if index.isdigit() else field
+
+
+def read_turn(
+    codec: TurnCodec, parser: TurnParser, placement: Placement, result: GenerateResult, *, sibling: int
+) -> tuple[Response, Message]:
+    """Parse sampled ids. Returns what is committed, and the message that the client gets (the new part of a continued turn)."""
+    key = placement.match.request_key
+    if not placement.continues:
+        opening = codec.decode(placement.lead_ids) if placement.lead_ids else ""
+        parsed = parser.parse(_text(codec, [], result), opening=opening)
+        message = _message(parsed, key, sibling)
+        return Response(result=result, message=message, digest=message_digest(message)), message
+    lead, before = _turn_so_far(placement.match.parent)
+    parsed = parser.parse(_text(codec, before, result), opening=codec.decode(lead) if lead else "")
+    assert placement.match.parent is not None
+    old = placement.match.parent.messages[0]
+    whole = _message(parsed, key, sibling, kept=old.tool_calls)
+    new = _new_part(old, whole)
+    response = Response(
+        result=result, message=whole, digest=message_digest(whole), continuation_digest=message_digest(new)
+    )
+    return response, new
+
+
+def _turn_so_far(node: Node | None) -> tuple[list[int], list[int]]:
+    """Lead and sampled ids of a cut turn, over all its continued parts."""
+    parts: list[Node] = []
+    while node is not None and node.kind == "response":
+        parts.append(node)
+        if node.parent is None or node.parent.before != node.before:
+            break
+        node = node.parent
+    parts.reverse()
+    sampled = [i for part in parts for i in part.sampled]
+    return list(parts[0].ids[: parts[0].lead]), sampled
+
+
+def _text(codec: TurnCodec, before: list[int], result: GenerateResult) -> str:
+    """Text of a turn without its stop marker: the ids of its earlier parts, then those of `result`."""
+    ids = result.ids
+    if ids[-1] in codec.stop_ids or result.matched_stop == ids[-1]:
+        ids = ids[:-1]
+    text = codec.decode([*before, *ids])
+    if isinstance(result.matched_stop, str):
+        at = text.find(result.matched_stop, len(codec.decode(before)) if before else 0)
+        text = text if at < 0 else text[:at]
+    return text
+
+
+def _message(parsed: ParsedTurn, key: bytes, sibling: int, *, kept: tuple[ToolCall, ...] = ()) -> Message:
+    """The assistant message. Calls that a cut part of the turn already showed (`kept`) keep their ids."""
+    calls = tuple(
+        ToolCall(
+            id=kept[index].id if index < len(kept) else _call_id(key, sibling, index),
+            name=call.name,
+            arguments=call.arguments,
+        )
+        for index, call in enumerate(parsed.calls)
+    )
+    return Message(role="assistant", content=parsed.content, reasoning=parsed.reasoning, tool_calls=calls)
+
+
+def _call_id(key: bytes, sibling: int, index: int) -> str:
+    digest = hashlib.blake2b(key + sibling.to_bytes(8, "big") + index.to_bytes(8, "big"), digest_size=8)
+    return "call_" + digest.hexdigest()
+
+
+def _new_part(old: Message, whole: Message) -> Message:
+    return Message(
+        role="assistant",
+        content=whole.content.removeprefix(old.content),
+        reasoning=whole.reasoning.removeprefix(old.reasoning),
+        tool_calls=tuple(call for call in whole.tool_calls if call not in old.tool_calls),
+    )

@@ -1,0 +1,1 @@
+"""Plain data: messages, generation, rollout records, errors, clock."""

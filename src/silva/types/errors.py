@@ -1,0 +1,62 @@
+"""Errors that people read. Each says what is wrong, where, the value and what to do.
+
+`SilvaError` subclasses are for users; a broken promise between our own parts is an `AssertionError`.
+"""
+
+from __future__ import annotations
+
+
+class SilvaError(ValueError):
+    """Base of all errors whose text is meant for a user."""
+
+
+class ConfigError(SilvaError):
+    """An option, or a combination of options, that cannot work. The command ends with exit status 2."""
+
+
+class DatasetError(SilvaError):
+    """A dataset file or row that cannot be used."""
+
+
+class RequestError(SilvaError):
+    """A model request that cannot be served. Always the client's fault: a 4xx, never a 5xx.
+
+    `field` is the path of the offending value, such as `messages[3].content`; `code` is a stable machine word.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, code: str = "invalid_request", status: int = 400):
+        super().__init__(message)
+        self.field = field
+        self.code = code
+        self.status = status
+
+
+class TransitionRefused(RequestError):
+    """The chat template refuses, or renders impurely, the step from a known state to the new messages."""
+
+    def __init__(self, message: str, *, field: str | None = None):
+        super().__init__(message, field=field, code="template_refused")
+
+
+class EngineFault(SilvaError):
+    """The inference engine failed: an error reply, a reset, no answer in time, or an answer that breaks its contract."""
+
+
+class SessionFailure(SilvaError):
+    """One session cannot yield a sample. `reason` is the stable word that the ledger counts."""
+
+    def __init__(self, reason: str, message: str):
+        super().__init__(message)
+        self.reason = reason
+
+
+class AgentExecutionError(SessionFailure):
+    """The agent process failed. The message ends with the last part of the agent's own log."""
+
+    def __init__(self, reason: str, message: str, *, log_tail: str = ""):
+        super().__init__(reason, f"{message}\n--- end of the agent's log ---\n{log_tail}" if log_tail else message)
+        self.log_tail = log_tail
+
+
+class RunStopped(SilvaError):
+    """The run cannot go on (failure budget spent, engine gone for good, dataset empty)."""

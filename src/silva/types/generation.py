@@ -1,0 +1,124 @@
+"""What goes to an engine and what comes back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How one attempt samples. Temperature 0 is argmax. `top_k` -1 and `top_p` 1 switch those filters off."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
+        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+            raise ValueError(f"temperature is {self.temperature}; it must be a finite number >= 0")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must lie in (0, 1]")
+        if self.top_k != -1 and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}; it must be -1 (off) or at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionSpan:
+    """`length` ids from `start` (counted in the ids of the same list) sampled by weight version `version`."""
+
+    start: int
+    length: int
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Media:
+    """An image that belongs to a prompt. `digest` is the hex SHA-256 of `data`."""
+
+    kind: Literal["image"]
+    digest: str
+    data: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateRequest:
+    """One engine attempt. No request id may be a prefix of another one (some engines abort by prefix)."""
+
+    request_id: str
+    session_id: str
+    input_ids: list[int]
+    sampling: SamplingParams
+    attempt: int = 0
+    media: tuple[Media, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateResult:
+    """The ids that one attempt sampled, in order, with everything that belongs to each id.
+
+    `logprobs` are those of the sampled ids under softmax(logits / T), before top-p and top-k (natural log, <= 0);
+    `kept_mass` is the probability that top-p and top-k left in play (1.0 where both are off). All three lists have one
+    entry an id. The stop id, where one was sampled, is the last id; nothing follows it. A matched stop string keeps its
+    ids. `version_spans` cover the ids without gaps. `cached_tokens` counts prompt ids that were not prefilled again.
+    `matched_stop` is the stop string or stop id that ended the attempt.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    kept_mass: list[float]
+    finish_reason: FinishReason
+    version_spans: tuple[VersionSpan, ...]
+    cached_tokens: int = 0
+    matched_stop: str | int | None = None
+
+    def __post_init__(self) -> None:
+        n = len(self.ids)
+        if len(self.logprobs) != n or len(self.kept_mass) != n:
+            raise ValueError(
+                f"an engine result holds {n} ids, {len(self.logprobs)} logprobs and {len(self.kept_mass)} kept masses"
+            )
+        check_spans(self.version_spans, n)
+        if not all(math.isfinite(x) for x in self.logprobs):
+            raise ValueError("an engine result holds a log-prob that is not finite")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineUsage:
+    """What an engine holds now. `kv_used_ratio` lies in [0, 1]."""
+
+    kv_used_ratio: float = 0.0
+    num_running: int = 0
+    num_waiting: int = 0
+    counters: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def check_spans(spans: tuple[VersionSpan, ...], num_ids: int) -> None:
+    """Raise ValueError unless the spans cover exactly the ids 0..num_ids, in order, without gaps."""
+    at = 0
+    for span in spans:
+        if span.start != at or span.length < 1:
+            raise ValueError(f"version spans leave a gap or overlap at id {at}: {spans}")
+        at += span.length
+    if at != num_ids:
+        raise ValueError(f"version spans cover {at} ids, the result holds {num_ids}")
+
+
+def append_span(spans: tuple[VersionSpan, ...], length: int, version: int) -> tuple[VersionSpan, ...]:
+    """`spans` followed by `length` more ids of `version`; equal neighbours become one span."""
+    if length == 0:
+        return spans
+    start = sum(span.length for span in spans)
+    if spans and spans[-1].version == version:
+        last = spans[-1]
+        return (*spans[:-1], VersionSpan(start=last.start, length=last.length + length, version=version))
+    return (*spans, VersionSpan(start=start, length=length, version=version))

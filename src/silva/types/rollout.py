@@ -1,0 +1,185 @@
+"""What a session takes in and what it yields."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from silva.types.generation import VersionSpan, check_spans
+from silva.types.messages import JsonObject
+
+Mode = Literal["train", "eval"]
+SessionStatus = Literal["running", "exported", "failed", "cancelled"]
+PromptState = Literal["pending", "trained", "delivered", "filtered", "dropped", "stale"]
+MatchKind = Literal["append", "branch", "root", "join"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionInput:
+    """The content of `RELAX_INPUT_JSON`: chat messages, metadata, or both."""
+
+    messages: list[JsonObject] | None = None
+    metadata: JsonObject | None = None
+
+    def __post_init__(self) -> None:
+        if self.messages is None and self.metadata is None:
+            raise ValueError("a session input needs messages, metadata, or both")
+
+    def to_json(self) -> JsonObject:
+        out: JsonObject = {}
+        if self.messages is not None:
+            out["messages"] = self.messages
+        if self.metadata is not None:
+            out["metadata"] = self.metadata
+        return out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportRecord:
+    """One context that a finished session hands to training. `name` is None for an implicit export."""
+
+    name: str | None
+    node_id: int
+    reward: float | None
+    metadata: JsonObject = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSample:
+    """One exported lineage, token by token.
+
+    All per-token lists have the length of `token_ids` (T). `loss_mask` is 1 only on sampled ids, `logprobs` and
+    `kept_mass` are 0.0 and 1.0 where the mask is 0. `version_spans` cover the T tokens; version -1 stands for tokens that
+    were not sampled. `prompt_len` counts the first observation plus the first opening. `credit` is the one scalar of
+    this context, None until it was assigned.
+    """
+
+    session_id: str
+    group_id: str
+    name: str | None
+    node_id: int
+    prompt_len: int
+    token_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    kept_mass: list[float]
+    version_spans: tuple[VersionSpan, ...]
+    reward: float | None
+    credit: float | None = None
+    num_turns: int = 1
+    truncated: bool = False
+    metadata: JsonObject = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        n = len(self.token_ids)
+        lengths = (len(self.loss_mask), len(self.logprobs), len(self.kept_mass))
+        if any(length != n for length in lengths):
+            raise ValueError(
+                f"sample {self.session_id}/{self.name}: {n} ids, but mask, logprobs, kept mass are {lengths}"
+            )
+        check_spans(self.version_spans, n)
+        if not 0 < self.prompt_len < n:
+            raise ValueError(f"sample {self.session_id}/{self.name}: prompt_len {self.prompt_len} of {n} tokens")
+        if not any(self.loss_mask):
+            raise ValueError(f"sample {self.session_id}/{self.name}: no token was sampled")
+        for value, label in ((self.reward, "reward"), (self.credit, "credit")):
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"sample {self.session_id}/{self.name}: {label} is {value}")
+
+    @property
+    def num_trainable(self) -> int:
+        return sum(self.loss_mask)
+
+    @property
+    def min_version(self) -> int:
+        return min(span.version for span in self.version_spans if span.version >= 0)
+
+    @property
+    def max_version(self) -> int:
+        return max(span.version for span in self.version_spans if span.version >= 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenUsage:
+    """Token counts of one turn, each token once over all attempts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(kw_only=True, slots=True)
+class RequestRecord:
+    """What the ledger keeps of one HTTP request. Times are seconds since the session started."""
+
+    request_id: str
+    protocol: str
+    stream: bool
+    arrived_s: float
+    match: MatchKind | None = None
+    repairs: list[str] = field(default_factory=list[str])
+    difference: JsonObject | None = None
+    node_id: int | None = None
+    http_status: int | None = None
+    error_code: str | None = None
+    finish_reason: str | None = None
+    usage: TokenUsage | None = None
+    wait_s: float = 0.0
+    latency_s: float | None = None
+    ignored_fields: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptRecord:
+    """One engine call of a turn."""
+
+    request_id: str
+    attempt: int
+    num_input: int
+    num_output: int
+    finish_reason: str
+    weight_version: int | None
+    cached_tokens: int
+    started_s: float
+    ended_s: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRecord:
+    """One forest node as stored and shown. Token lists hold only what the node adds."""
+
+    node_id: int
+    parent_id: int | None
+    state_key: str
+    kind: Literal["root", "observation", "response"]
+    messages: list[JsonObject]
+    token_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    kept_mass: list[float]
+    version_spans: tuple[VersionSpan, ...]
+    finish_reason: str | None = None
+    num_aborts: int = 0
+    tools: list[JsonObject] | None = None
+    template_kwargs: JsonObject | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionRecord:
+    """Everything the ledger keeps of a session that ended: written in one transaction."""
+
+    session_id: str
+    group_id: str
+    mode: Mode
+    status: SessionStatus
+    reason: str | None
+    error: str | None
+    reward: float | None
+    metadata: JsonObject
+    nodes: list[NodeRecord]
+    requests: list[RequestRecord]
+    attempts: list[AttemptRecord]
+    samples: list[TrainingSample]
