@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,7 @@ from silva.config.options import RunConfig
 from silva.types.errors import ConfigError
 
 Command = Literal["train", "rollout", "serve"]
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,9 +55,9 @@ def eval_sets(config: RunConfig) -> list[EvalSet]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"--eval-prompt-data names {twice!r} twice")
-    bad = next((name for name in names if ":" in name or "/" in name), None)
+    bad = next((name for name in names if not _NAME.fullmatch(name)), None)
     if bad is not None:
-        raise ConfigError(f"--eval-prompt-data: the name {bad!r} may hold neither ':' nor '/'")
+        raise ConfigError(f"--eval-prompt-data: the name {bad!r} may hold only letters, digits, '_', '.' and '-'")
     if config.eval_interval is not None and not sets:
         raise ConfigError("--eval-interval is set, but --eval-prompt-data names no file")
     return sets

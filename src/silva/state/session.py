@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from silva.state.forest import SessionForest
 from silva.types.clock import Clock
-from silva.types.rollout import AttemptRecord, Mode, RequestRecord
+from silva.types.rollout import AttemptRecord, Mode, RequestRecord, SessionInput
 
 
 class ActiveTime:
@@ -40,6 +40,8 @@ class ActiveTime:
 class Session:
     """One attempt at one row.
 
+    `input` is what the agent is given, `prompt_id` the row's use that it belongs to; `seed_key` names it the same way in every
+    run with the same data order, so that sampling can be repeated.
     `gate` is open while the session holds a lease: the turn service waits on it before each engine attempt.
     `first_request` is set when the agent asks the model for the first time. After `ended` every request is refused.
     """
@@ -49,6 +51,9 @@ class Session:
     mode: Mode
     clock: Clock
     forest: SessionForest
+    input: SessionInput | None = None
+    prompt_id: str | None = None
+    seed_key: str | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     first_request: asyncio.Event = field(default_factory=asyncio.Event)
     requests: list[RequestRecord] = field(default_factory=list[RequestRecord])

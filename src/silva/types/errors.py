@@ -39,7 +39,7 @@ class TransitionRefused(RequestError):
 
 
 class EngineFault(SilvaError):
-    """The inference engine failed: an error reply, a reset, no answer in time, or an answer that breaks its contract."""
+    """The inference engine failed: an error reply, a reset, no answer in time, or one that breaks its contract."""
 
 
 class SessionFailure(SilvaError):

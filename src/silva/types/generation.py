@@ -52,7 +52,11 @@ class Media:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateRequest:
-    """One engine attempt. No request id may be a prefix of another one (some engines abort by prefix)."""
+    """One engine attempt. No request id may be a prefix of another one (some engines abort by prefix).
+
+    The last `num_resumed` of `input_ids` were sampled by earlier, aborted attempts of the same turn: a stop string may
+    begin in them.
+    """
 
     request_id: str
     session_id: str
@@ -60,6 +64,7 @@ class GenerateRequest:
     sampling: SamplingParams
     attempt: int = 0
     media: tuple[Media, ...] = ()
+    num_resumed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ EMPTY_TOOL_RESULT = "(no output)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
-    """One function call of an assistant turn. `arguments` is the raw JSON text (possibly broken) as the model wrote it."""
+    """One function call of an assistant turn. `arguments` is the raw JSON text (maybe broken) as the model wrote it."""
 
     id: str
     name: str

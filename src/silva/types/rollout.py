@@ -50,9 +50,9 @@ class TrainingSample:
     """One exported lineage, token by token.
 
     All per-token lists have the length of `token_ids` (T). `loss_mask` is 1 only on sampled ids, `logprobs` and
-    `kept_mass` are 0.0 and 1.0 where the mask is 0. `version_spans` cover the T tokens; version -1 stands for tokens that
-    were not sampled. `prompt_len` counts the first observation plus the first opening. `credit` is the one scalar of
-    this context, None until it was assigned.
+    `kept_mass` are 0.0 and 1.0 where the mask is 0. `version_spans` cover the T tokens; version -1 stands for tokens
+    that were not sampled. `prompt_len` counts the first observation plus the first opening. `credit` is the one scalar
+    of this context, None until it was assigned.
     """
 
     session_id: str

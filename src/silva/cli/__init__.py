@@ -1,0 +1,5 @@
+"""The `silva` command."""
+
+from silva.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,316 @@
+"""Builds the parts of a run from its options, each owned by one exit stack."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from silva.agent.client import AgentRunner
+from silva.agent.environment import parse_agent_env
+from silva.agent.sweep import sweep_run
+from silva.config.options import RunConfig
+from silva.config.parse import write_config_file
+from silva.config.validate import min_group_size
+from silva.data.rows import Dataset, load_dataset
+from silva.gateway.app import GatewayApp
+from silva.gateway.server import GatewayServer, ServerSettings
+from silva.gateway.sessions import SessionRegistry
+from silva.gateway.turns import SamplingSettings, TurnService, TurnSettings
+from silva.inference.engine import Engine
+from silva.rollout.driver import AgentSettings, ProcessDriver
+from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
+from silva.rollout.open_sessions import OpenSessions
+from silva.state.codec import TurnCodec
+from silva.state.parsers import TurnParser
+from silva.store.ledger import Recovered, RunLedger
+from silva.types.clock import Clock, SystemClock
+from silva.types.errors import ConfigError
+from silva.types.rollout import Mode
+from silva.view.console import RunView
+
+log = logging.getLogger("silva")
+
+TERM_GRACE_S = 5.0
+DEFAULT_CONTEXT_LEN = 32768
+
+
+@dataclass(kw_only=True)
+class Runtime:
+    """The running parts that every command shares."""
+
+    config: RunConfig
+    run_dir: Path
+    run_id: str
+    clock: Clock
+    view: RunView
+    codec: TurnCodec
+    engine: Engine
+    ledger: RunLedger
+    registry: SessionRegistry
+    turns: TurnService
+    server: GatewayServer
+    recovered: Recovered | None
+    stack: AsyncExitStack
+
+
+def choose_run_dir(config: RunConfig) -> Path:
+    """The run's folder as an absolute path; it may not hold a run yet (the ledger checks that)."""
+    name = config.run_dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}"
+    run_dir = Path(name).absolute()
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--run-dir {run_dir} cannot be made: {error.strerror or error}") from error
+    return run_dir
+
+
+def run_id_of(run_dir: Path) -> str:
+    """The marker that every process of this run carries: the same after a resume."""
+    return "run-" + hashlib.blake2b(str(run_dir.resolve()).encode(), digest_size=8).hexdigest()
+
+
+def turn_settings(config: RunConfig) -> TurnSettings:
+    """How turns sample in training, and in eval with its overrides."""
+    train = SamplingSettings(
+        temperature=config.rollout_temperature,
+        top_p=config.rollout_top_p,
+        top_k=config.rollout_top_k,
+        stop=tuple(config.rollout_stop),
+        stop_token_ids=tuple(config.rollout_stop_token_ids),
+        max_response_len=config.rollout_max_response_len,
+    )
+    overrides = {
+        "temperature": config.eval_temperature,
+        "top_p": config.eval_top_p,
+        "max_response_len": config.eval_max_response_len,
+    }
+    return TurnSettings(
+        train=train,
+        eval=replace(train, **{name: value for name, value in overrides.items() if value is not None}),
+        max_context_len=config.rollout_max_context_len,
+        seed=config.seed,
+        codec_mode="rerender" if config.agentic_codec == "rerender" else "proven",
+        engine_timeout_s=config.engine_timeout_s,
+    )
+
+
+def group_settings(config: RunConfig, mode: Mode) -> GroupSettings:
+    """How the groups of one mode run."""
+    train = mode == "train"
+    return GroupSettings(
+        mode=mode,
+        num_samples=config.n_samples_per_prompt if train else config.n_samples_per_eval_prompt,
+        min_size=min_group_size(config) if train else 1,
+        num_retries=config.agent_retries,
+    )
+
+
+def train_concurrency(config: RunConfig) -> int:
+    """Resident prompt groups in training."""
+    assert config.rollout_batch_size is not None
+    return config.agentic_concurrency or config.rollout_batch_size
+
+
+def eval_concurrency(config: RunConfig) -> int:
+    """Resident prompt groups in eval: as many sessions as training may hold, unless the option says otherwise."""
+    if config.agentic_eval_concurrency is not None:
+        return config.agentic_eval_concurrency
+    return math.ceil(train_concurrency(config) * config.n_samples_per_prompt / config.n_samples_per_eval_prompt)
+
+
+def load_prompts(config: RunConfig, path: Path) -> Dataset:
+    """A dataset file under this run's keys."""
+    dataset = load_dataset(
+        path, input_key=config.input_key, metadata_key=config.metadata_key, skip_bad_rows=config.skip_bad_rows
+    )
+    if dataset.num_skipped:
+        log.warning("dataset %s: %d broken rows were left out (--skip-bad-rows)", path, dataset.num_skipped)
+    return dataset
+
+
+def load_codec(config: RunConfig) -> TurnCodec:
+    """Tokenizer and chat template of the start model."""
+    assert config.hf_checkpoint is not None
+    return TurnCodec.load(config.hf_checkpoint, default_template_kwargs=config.apply_chat_template_kwargs)
+
+
+def build_engine(config: RunConfig, codec: TurnCodec, clock: Clock, *, hf_dir: Path, version: int = 0) -> Engine:
+    """The engine that the options name, with the weights of `hf_dir`."""
+    if config.engine == "scripted":
+        from silva.inference.scripted import ScriptedEngine, read_script
+
+        assert config.engine_script is not None
+        return ScriptedEngine(
+            read_script(Path(config.engine_script)),
+            codec=codec,
+            clock=clock,
+            log_path=None if config.engine_log is None else Path(config.engine_log),
+            max_context_len=context_limit(config, hf_dir),
+        )
+    from silva.inference.torch_engine import TorchEngine
+
+    return TorchEngine(
+        hf_dir,
+        decode_text=codec.decode,
+        stop_ids=codec.stop_ids,
+        dtype=config.dtype,
+        max_context_len=config.rollout_max_context_len,
+        num_slots=config.engine_concurrency,
+        seed=config.seed,
+        version=version,
+    )
+
+
+def context_limit(config: RunConfig, hf_dir: Path) -> int:
+    """Most tokens of a session context: the option, else what config.json says, else a common size."""
+    if config.rollout_max_context_len is not None:
+        return config.rollout_max_context_len
+    try:
+        model = json.loads((hf_dir / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return DEFAULT_CONTEXT_LEN  # a folder with a tokenizer alone is enough for a script
+    limit = model.get("max_position_embeddings") if isinstance(model, dict) else None
+    return limit if isinstance(limit, int) and limit > 1 else DEFAULT_CONTEXT_LEN
+
+
+@asynccontextmanager
+async def open_runtime(
+    config: RunConfig,
+    view: RunView,
+    run_dir: Path,
+    *,
+    recover_step: int | None = None,
+    engine_dir: Path | None = None,
+    version: int = 0,
+    open_sessions: bool = False,
+) -> AsyncIterator[Runtime]:
+    """Ledger, codec, engine and gateway, closed in reverse order.
+
+    `recover_step`: the run is resumed from a checkpoint after that train step (-1: from the start weights); processes
+    that an earlier life left behind are ended first. `engine_dir` holds the weights to start with, which are
+    `version`.
+    """
+    run_id = run_id_of(run_dir)
+    clock = SystemClock()
+    async with AsyncExitStack() as stack:
+        recovered: Recovered | None = None
+        if recover_step is None:
+            ledger = RunLedger(run_dir, clock=clock)
+        else:
+            ledger = RunLedger.open_existing(run_dir, clock=clock)
+        stack.callback(ledger.close)
+        await asyncio.to_thread(sweep_run, run_id)
+        if recover_step is not None:
+            recovered = await asyncio.to_thread(lambda: ledger.recover(step=recover_step))
+        write_config_file(config, run_dir / "config.toml")
+        codec = await asyncio.to_thread(load_codec, config)
+        assert config.hf_checkpoint is not None
+        engine = await asyncio.to_thread(
+            lambda: build_engine(
+                config, codec, clock, hf_dir=engine_dir or Path(str(config.hf_checkpoint)), version=version
+            )
+        )
+        await engine.start()
+        stack.push_async_callback(engine.close)
+        accounts = OpenSessions(ledger) if open_sessions else None
+        registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts)
+        ledger.event("run_start", {"run_id": run_id, "base_url": server.base_url, "resumed": recovered is not None})
+        yield Runtime(
+            config=config,
+            run_dir=run_dir,
+            run_id=run_id,
+            clock=clock,
+            view=view,
+            codec=codec,
+            engine=engine,
+            ledger=ledger,
+            registry=registry,
+            turns=turns,
+            server=server,
+            recovered=recovered,
+            stack=stack,
+        )
+        ledger.event("run_end")
+
+
+async def open_gateway(
+    config: RunConfig,
+    codec: TurnCodec,
+    engine: Engine,
+    clock: Clock,
+    stack: AsyncExitStack,
+    accounts: OpenSessions | None,
+) -> tuple[SessionRegistry, TurnService, GatewayServer]:
+    """Sessions, turns and the HTTP server. At the end the server stops first, then every session that still lives."""
+    parser = TurnParser.from_names(reasoning=config.agentic_reasoning_parser, tool_call=config.agentic_tool_call_parser)
+    turns = TurnService(engine=engine, codec=codec, parser=parser, clock=clock, settings=turn_settings(config))
+    stack.callback(turns.close)
+    registry = SessionRegistry(
+        engine,
+        clock,
+        open_sessions=accounts is not None,
+        on_open=None if accounts is None else accounts.opened,
+        on_finish=None if accounts is None else accounts.finish,
+    )
+
+    async def end_sessions() -> None:
+        for session in await registry.close():
+            if accounts is not None:
+                await accounts.cancel(session)
+
+    stack.push_async_callback(end_sessions)
+    settings = ServerSettings(
+        host=config.gateway_host, port=config.gateway_port, advertised_url=config.gateway_advertised_url
+    )
+    server = GatewayServer(GatewayApp(registry, turns, clock), settings)
+    await server.start()
+    stack.push_async_callback(server.close)
+    return registry, turns, server
+
+
+def serving_counters(runtime: Runtime) -> dict[str, float]:
+    """Counts of the gateway and the engine over the whole run, by metric name."""
+    numbers: dict[str, float] = {}
+    for name, count in runtime.turns.counters.items():
+        kind = name.removeprefix("match_")
+        numbers[f"forest/{kind}" if kind != name else f"gateway/{name}"] = float(count)
+    for name, count in runtime.engine.usage().counters.items():
+        numbers[f"engine/{name}"] = float(count)
+    return numbers
+
+
+async def open_groups(runtime: Runtime) -> tuple[GroupRunner, FailureBudget]:
+    """The runner process and what runs sessions through it."""
+    config = runtime.config
+    assert config.agent_command is not None
+    runner = AgentRunner(run_id=runtime.run_id, grace_s=TERM_GRACE_S, log_path=runtime.run_dir / "runner.log")
+    await runner.start()
+    runtime.stack.push_async_callback(runner.close)
+    settings = AgentSettings(
+        command=config.agent_command,
+        cwd=Path(config.agent_cwd).absolute(),
+        run_dir=runtime.run_dir,
+        run_id=runtime.run_id,
+        base_url=runtime.server.base_url,
+        env=parse_agent_env(config.agent_env),
+        env_clear=config.agent_env_clear,
+        timeout_s=config.agent_timeout,
+        start_timeout_s=config.agent_start_timeout or config.agent_timeout,
+    )
+    budget = FailureBudget(config.agent_max_failures)
+    groups = GroupRunner(
+        registry=runtime.registry,
+        driver=ProcessDriver(runner, settings, runtime.clock, runtime.registry.end),
+        ledger=runtime.ledger,
+        budget=budget,
+        on_scored=runtime.view.scored,
+    )
+    return groups, budget

@@ -1,0 +1,138 @@
+"""`silva check`: look before a run. Each line is PASS or FAIL with the reason."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from silva.agent.environment import withheld_names
+from silva.cli.build import group_settings, load_codec, load_prompts, open_groups, open_runtime
+from silva.cli.loop import run_async
+from silva.config.options import RunConfig
+from silva.config.parse import resolve
+from silva.config.validate import eval_sets, validate
+from silva.data.prompts import PromptSource
+from silva.data.rows import Dataset
+from silva.model.torch_env import prepare
+from silva.rollout.groups import GroupResult
+from silva.types.errors import SilvaError
+from silva.view.console import RunView
+
+PROBE_ANSWER = "ok"
+
+
+class Checklist:
+    """Prints one line a check and remembers whether any failed."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def run(self, name: str, check: Callable[[], str | None]) -> bool:
+        """Do one check: it returns what was seen, or raises SilvaError with the reason."""
+        try:
+            seen = check()
+        except SilvaError as error:
+            self.failed = True
+            print(f"FAIL {name}: {error}", flush=True)
+            return False
+        print(f"PASS {name}" + (f": {seen}" if seen else ""), flush=True)
+        return True
+
+
+def run(args: argparse.Namespace) -> int:
+    prepare()
+    checks = Checklist()
+    config = resolve(args)
+    options_fit = checks.run("options", lambda: _check_options(config))
+    datasets: list[Dataset] = []
+    if config.prompt_data is not None:
+        checks.run("dataset", lambda: _check_dataset(config, Path(config.prompt_data or ""), datasets))
+    for item in _eval_sets(config):
+        checks.run(f"dataset {item.name}", lambda path=item.path: _check_dataset(config, path, []))
+    if config.hf_checkpoint is not None:
+        checks.run("chat template", lambda: _check_template(config))
+        if config.engine == "torch":
+            checks.run("model", lambda: _check_model(config))
+    if options_fit and datasets and not checks.failed and not args.no_agent_run:
+        checks.run("agent command", lambda: _check_agent(config, datasets[0]))
+    elif not args.no_agent_run:
+        print("SKIP agent command: the checks above must pass first", flush=True)
+    return 1 if checks.failed else 0
+
+
+def _check_options(config: RunConfig) -> str:
+    command = "rollout" if config.n_samples_per_prompt == 1 else "train"
+    validate(config, command)
+    withheld = withheld_names()
+    shown = f"; not given to agents: {', '.join(withheld)}" if withheld and not config.agent_env_clear else ""
+    return f"fit for silva {command}{shown}"
+
+
+def _eval_sets(config: RunConfig):
+    try:
+        return eval_sets(config)
+    except SilvaError:
+        return []  # told by the options check
+
+
+def _check_dataset(config: RunConfig, path: Path, found: list[Dataset]) -> str:
+    dataset = load_prompts(config, path)
+    found.append(dataset)
+    skipped = f", {dataset.num_skipped} broken rows left out" if dataset.num_skipped else ""
+    return f"{path}: {len(dataset.rows)} rows{skipped}"
+
+
+def _check_template(config: RunConfig) -> str:
+    report = load_codec(config).check()
+    print(str(report), flush=True)
+    if not report.ok:
+        raise SilvaError("the tokenizer or the chat template failed its proof; see the table above")
+    return "proven; transitions as in the table above"
+
+
+def _check_model(config: RunConfig) -> str:
+    from silva.model.checkpoint import hf_config_dict
+    from silva.model.config import DecoderConfig
+
+    where = Path(str(config.hf_checkpoint))
+    model = DecoderConfig.from_hf(hf_config_dict(where), where=str(where / "config.json"))
+    return f"{where}: the torch engine can run it, context {model.max_positions} tokens"
+
+
+def _check_agent(config: RunConfig, dataset: Dataset) -> str:
+    """One real session on the first row; a fixed text stands for the model unless a script is configured."""
+    with tempfile.TemporaryDirectory(prefix="silva-check-") as folder:
+        run_dir = Path(folder) / "run"
+        run_dir.mkdir()
+        if config.engine != "scripted":
+            script = Path(folder) / "script.jsonl"
+            script.write_text(json.dumps({"text": PROBE_ANSWER}) + "\n", encoding="utf-8")
+            config = replace(config, engine="scripted", engine_script=str(script))
+        results: list[GroupResult] = []
+        with RunView(run_dir / "run.log", quiet=True) as view:
+            run_async(lambda: _probe(replace(config, agent_retries=0), dataset, run_dir, view, results))
+        return _verdict(results)
+
+
+async def _probe(config: RunConfig, dataset: Dataset, run_dir: Path, view: RunView, results: list[GroupResult]) -> int:
+    async with open_runtime(config, view, run_dir) as runtime:
+        groups, _ = await open_groups(runtime)
+        prompt = PromptSource(dataset, num_epoch=1, shuffle=False, seed=0).take()
+        assert prompt is not None
+        runtime.ledger.issue_prompt(prompt.prompt_id, dataset="train", epoch=0, row=prompt.row, position=0)
+        settings = replace(group_settings(config, "train"), num_samples=1, min_size=1, num_retries=0)
+        results.append(await groups.run(prompt, settings, rollout_id=0))
+    return 0
+
+
+def _verdict(results: list[GroupResult]) -> str:
+    if not results:
+        raise SilvaError("it was stopped before it ended")
+    for failure in results[0].failures:
+        raise SilvaError(f"{failure.reason}: {failure.message}")
+    sample = results[0].samples[0]
+    return f"{sample.num_turns} model turns, exit status 0, reward {sample.reward:g} (the model was a fixed text)"

@@ -1,0 +1,36 @@
+"""Runs a command's coroutine: signals end it in order, so that every owner cleans up."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+
+def run_async(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Run to the end, or until INT or TERM cancels it; returns the exit status."""
+    stopped_by: list[signal.Signals] = []
+
+    async def guarded() -> int:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+
+        def stop(number: signal.Signals) -> None:
+            stopped_by.append(number)
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+        try:
+            return await main()
+        except asyncio.CancelledError:
+            if stopped_by:
+                return 128 + stopped_by[0]
+            raise
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(guarded())

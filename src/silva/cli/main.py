@@ -1,0 +1,86 @@
+"""Commands and exit statuses: 0 done, 1 the run failed, 2 a wrong option or input, 130 and 143 stopped by a signal."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from silva import __version__
+from silva.config.parse import add_options
+from silva.types.errors import ConfigError, DatasetError, SilvaError
+
+COMMANDS = {
+    "train": "Train a model inside an agent program.",
+    "rollout": "Run agents and write their samples, without training.",
+    "serve": "Serve the model API and an engine alone.",
+    "show": "Print a run, or one session of it.",
+    "check": "Check options, dataset, chat template and agent command before a run.",
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="silva", description="Trains a language model inside the agent you already have."
+    )
+    parser.add_argument("--version", action="version", version=f"silva {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, text in COMMANDS.items():
+        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        if name == "show":
+            _add_show(sub)
+            continue
+        sub.add_argument("--config", help="TOML file of options, by their names with underscores.")
+        if name == "train":
+            sub.add_argument("--resume", metavar="RUN_DIR", help="Go on with a stopped run, under its own options.")
+        if name == "serve":
+            sub.add_argument(
+                "--open-sessions",
+                action="store_true",
+                help="Let any bearer key open a session of that id (loopback addresses only).",
+            )
+        if name == "check":
+            sub.add_argument(
+                "--no-agent-run", action="store_true", help="Do not run the agent command on the first row."
+            )
+        add_options(sub)
+    return parser
+
+
+def _add_show(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("run_dir", help="Folder of a run, live or finished.")
+    sub.add_argument("session_id", nargs="?", help="Print this session.")
+    sub.add_argument("--json", action="store_true", help="One JSON document on standard output.")
+    sub.add_argument("--full", action="store_true", help="Do not shorten long token lists.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    args = build_parser().parse_args(argv)
+    module = importlib.import_module(f"silva.cli.{args.command}")
+    try:
+        return module.run(args)
+    except BaseException as error:
+        found = first_silva_error(error)
+        if found is not None:
+            print(f"silva {args.command}: error: {found}", file=sys.stderr)
+            return 2 if isinstance(found, (ConfigError, DatasetError)) else 1
+        if isinstance(error, KeyboardInterrupt):
+            return 130
+        if isinstance(error, BrokenPipeError):
+            sys.stderr.close()
+            return 1
+        raise
+
+
+def first_silva_error(error: BaseException) -> SilvaError | None:
+    """The first error for people inside an exception (groups of tasks wrap theirs)."""
+    if isinstance(error, SilvaError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            found = first_silva_error(part)
+            if found is not None:
+                return found
+    return None

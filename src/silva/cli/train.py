@@ -1,0 +1,167 @@
+"""`silva train`: the main job."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from silva.cli.build import (
+    Runtime,
+    choose_run_dir,
+    eval_concurrency,
+    group_settings,
+    load_prompts,
+    open_groups,
+    open_runtime,
+    serving_counters,
+    train_concurrency,
+)
+from silva.cli.loop import run_async
+from silva.config.options import RunConfig
+from silva.config.parse import read_config_file, resolve
+from silva.config.validate import eval_sets, validate
+from silva.data.prompts import PromptSource
+from silva.data.rows import Dataset
+from silva.model.torch_env import prepare
+from silva.rollout.evaluate import Evaluator
+from silva.rollout.producer import Producer, ProducerSettings
+from silva.rollout.report import StepReport
+from silva.store.metrics import MetricsWriter
+from silva.types.errors import ConfigError
+from silva.view.console import RunView
+
+log = logging.getLogger("silva")
+
+
+def run(args: argparse.Namespace) -> int:
+    resumed = None if args.resume is None else Path(args.resume)
+    base = None if resumed is None else read_config_file(_config_of(resumed))
+    config = resolve(args, base=base)
+    validate(config, "train")
+    run_dir = choose_run_dir(config) if resumed is None else resumed.absolute()
+    config = replace(config, run_dir=str(run_dir))
+    assert config.prompt_data is not None
+    dataset = load_prompts(config, Path(config.prompt_data))
+    evals = {item.name: load_prompts(config, item.path) for item in eval_sets(config)}
+    prepare()
+    with RunView(run_dir / "run.log") as view:
+        return run_async(lambda: _train(config, view, run_dir, dataset, evals, resume=resumed is not None))
+
+
+def _config_of(run_dir: Path) -> Path:
+    path = run_dir / "config.toml"
+    if not path.exists():
+        raise ConfigError(f"--resume {run_dir}: there is no run in this folder (it has no config.toml)")
+    return path
+
+
+async def _train(
+    config: RunConfig, view: RunView, run_dir: Path, dataset: Dataset, evals: dict[str, Dataset], *, resume: bool
+) -> int:
+    import asyncio
+
+    from silva.train.checkpoint import latest_checkpoint
+    from silva.train.policy import PolicyTrainer
+    from silva.train.trainer import Trainer, TrainerSettings
+
+    folder = latest_checkpoint(run_dir / "checkpoints") if resume else None
+    policy = await asyncio.to_thread(PolicyTrainer, str(config.hf_checkpoint), policy_config(config))
+    first = 0
+    if folder is not None:
+        state = await asyncio.to_thread(policy.load_checkpoint, folder)
+        first = int(state["extra"]["next_rollout"])
+    view.say(f"run folder: {run_dir}" + (f", going on at step {first}" if resume else ""))
+    assert config.rollout_batch_size is not None
+    async with open_runtime(
+        config, view, run_dir, recover_step=first - 1 if resume else None, engine_dir=folder, version=first
+    ) as runtime:
+        groups, budget = await open_groups(runtime)
+        recovered = runtime.recovered
+        producer = Producer(
+            source=PromptSource(
+                dataset,
+                num_epoch=config.num_epoch,
+                shuffle=config.rollout_shuffle,
+                seed=config.rollout_seed,
+                next_position=0 if recovered is None else recovered.next_position,
+                pending=() if recovered is None else (prompt.position for prompt in recovered.pending),
+            ),
+            groups=groups,
+            ledger=runtime.ledger,
+            budget=budget,
+            settings=ProducerSettings(
+                batch_size=config.rollout_batch_size, concurrency=train_concurrency(config), replace=True
+            ),
+            group_settings=group_settings(config, "train"),
+            issued={} if recovered is None else {prompt.prompt_id: prompt.num_groups for prompt in recovered.pending},
+            on_step=view.begin_step,
+        )
+        evaluator = None
+        if evals and config.eval_interval:
+            evaluator = Evaluator(
+                datasets=evals,
+                groups=groups,
+                ledger=runtime.ledger,
+                budget=budget,
+                concurrency=eval_concurrency(config),
+                settings=group_settings(config, "eval"),
+                on_step=view.begin_step,
+            )
+        trainer = Trainer(
+            policy=policy,
+            engine=runtime.engine,
+            producer=producer,
+            evaluator=evaluator,
+            ledger=runtime.ledger,
+            metrics=MetricsWriter(run_dir, keep_before_step=first if resume else None),
+            report=_report(runtime),
+            settings=TrainerSettings(
+                run_dir=run_dir,
+                first_rollout=first,
+                num_rollout=config.num_rollout,
+                global_batch_size=config.global_batch_size or config.rollout_batch_size * config.n_samples_per_prompt,
+                std_normalization=not config.disable_grpo_std_normalization,
+                eval_interval=config.eval_interval,
+                save_interval=config.save_interval,
+                save_hf=None if config.save_hf is None else Path(config.save_hf),
+            ),
+            say=view.say,
+        )
+        await trainer.run()
+    return 0
+
+
+def _report(runtime: Runtime) -> StepReport:
+    return StepReport(
+        run_dir=runtime.run_dir,
+        ledger=runtime.ledger,
+        dump_path=runtime.config.save_debug_rollout_data,
+        counters=lambda: serving_counters(runtime),
+    )
+
+
+def policy_config(config: RunConfig):
+    """The training options as the policy takes them."""
+    from silva.train.losses import ClipConfig
+    from silva.train.policy import PolicyConfig
+
+    reduction = "per_token" if config.calculate_per_token_loss else config.loss_reduction or "session_mean"
+    return PolicyConfig(
+        dtype=config.dtype,  # pyright: ignore[reportArgumentType]  checked by the option's choices
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        clip_grad=config.clip_grad,
+        clip=ClipConfig(
+            eps=config.eps_clip,
+            eps_high=config.eps_clip_high,
+            dual_clip=config.eps_clip_c,
+        ),
+        temperature=config.rollout_temperature,
+        micro_batch_size=config.micro_batch_size,
+        reduction=reduction,  # pyright: ignore[reportArgumentType]  checked by the option's choices
+        max_response_len=config.rollout_max_response_len,
+        num_threads=1,
+        seed=config.seed,
+    )

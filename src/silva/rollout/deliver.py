@@ -1,0 +1,41 @@
+"""Rollout without training: each row once (times the epochs), samples delivered to files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from silva.rollout.metrics import rollout_metrics
+from silva.rollout.producer import Producer
+from silva.rollout.report import StepReport
+from silva.store.ledger import RunLedger
+from silva.store.metrics import MetricsWriter
+
+log = logging.getLogger("silva.rollout")
+
+
+async def deliver(
+    *,
+    producer: Producer,
+    ledger: RunLedger,
+    metrics: MetricsWriter,
+    report: StepReport,
+    num_rollout: int | None,
+    say: Callable[[str], None],
+) -> None:
+    """Run rollout steps until `num_rollout` are done or the prompts are over. Nothing that failed is made up for."""
+    rollout_id = 0
+    while num_rollout is None or rollout_id < num_rollout:
+        groups = await producer.collect(rollout_id)
+        if not groups:
+            break
+        ledger.end_prompts([group.prompt.prompt_id for group in groups], "delivered", step=rollout_id)
+        values = rollout_metrics(groups)
+        values |= await report.finish(rollout_id)
+        metrics.write(rollout_id, values)
+        reward = values.get("rollout/raw_reward")
+        say(
+            f"step {rollout_id}: {len(groups)} groups, {values['rollout/num_sessions']:.0f} sessions, "
+            f"reward {'none' if reward is None else f'{reward:.3f}'}"
+        )
+        rollout_id += 1

@@ -1,0 +1,136 @@
+"""The seam between a session and whatever runs it: an agent process here, an in-process loop later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from silva.agent.client import AgentExit, AgentRunner, AgentSpec
+from silva.agent.environment import agent_environment
+from silva.agent.files import OutputDocument, SessionFiles, create_session, log_tail, read_output
+from silva.state.lineage import linear_leaf
+from silva.state.session import Session
+from silva.types.clock import Clock
+from silva.types.errors import AgentExecutionError, SessionFailure
+from silva.types.rollout import ExportRecord
+
+
+class SessionDriver(Protocol):
+    """Runs one session to its end.
+
+    Consumes a Session with an open gate; produces the contexts to train on. Raises SessionFailure with the ledger's
+    reason.
+    """
+
+    async def run(self, session: Session) -> list[ExportRecord]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentSettings:
+    """How agent processes run. Times are seconds; `timeout_s` is active time."""
+
+    command: str
+    cwd: Path
+    run_dir: Path
+    run_id: str
+    base_url: str
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    env_clear: bool = False
+    timeout_s: float = 1800.0
+    start_timeout_s: float = 1800.0
+
+
+class ProcessDriver:
+    """One agent process a session, owned by the runner process.
+
+    `seal` ends a session's model access; it is awaited after the process ended and before its conversation is read.
+    """
+
+    def __init__(
+        self,
+        runner: AgentRunner,
+        settings: AgentSettings,
+        clock: Clock,
+        seal: Callable[[str], Awaitable[object]],
+    ):
+        self._runner = runner
+        self._settings = settings
+        self._clock = clock
+        self._seal = seal
+
+    async def run(self, session: Session) -> list[ExportRecord]:
+        assert session.input is not None
+        settings = self._settings
+        files = await asyncio.to_thread(create_session, settings.run_dir, session.session_id, session.input)
+        spec = AgentSpec(
+            session_id=session.session_id,
+            command=settings.command,
+            cwd=settings.cwd,
+            env=agent_environment(
+                files=files,
+                base_url=settings.base_url,
+                session_id=session.session_id,
+                group_id=session.group_id,
+                mode=session.mode,
+                run_id=settings.run_id,
+                agent_env=settings.env,
+                env_clear=settings.env_clear,
+            ),
+            log_path=files.command_log,
+        )
+        async with asyncio.TaskGroup() as group:
+            limits = group.create_task(self._enforce_limits(session))
+            ended = await self._runner.run_agent(spec)
+            limits.cancel()
+        await self._seal(session.session_id)
+        self._check_exit(ended, files)
+        output = await asyncio.to_thread(read_output, files.output_json)
+        return [implicit_record(session, output)]
+
+    async def _enforce_limits(self, session: Session) -> None:
+        """Kill the agent when its active time, or its time to the first request, is over."""
+        while True:
+            elapsed_s = session.active.elapsed_s()
+            left_s = self._settings.timeout_s - elapsed_s
+            reason = "agent_timeout"
+            if not session.first_request.is_set() and self._settings.start_timeout_s - elapsed_s < left_s:
+                left_s, reason = self._settings.start_timeout_s - elapsed_s, "agent_start_timeout"
+            if left_s <= 0:
+                await self._runner.kill(session.session_id, reason)
+                return
+            await self._clock.sleep(left_s)
+
+    def _check_exit(self, ended: AgentExit, files: SessionFiles) -> None:
+        settings = self._settings
+        if ended.ok:
+            return
+        reason, message = "agent_exit", ended.describe()
+        if ended.runner_lost:
+            reason = "runner_lost"
+        elif ended.error is not None:
+            reason = "agent_start_failed"
+        elif ended.kill_reason == "agent_timeout":
+            reason = "agent_timeout"
+            message = f"the agent was ended after {settings.timeout_s:g} s of active time (--agent-timeout)"
+        elif ended.kill_reason == "agent_start_timeout":
+            reason = "agent_start_timeout"
+            message = f"the agent sent no model request within {settings.start_timeout_s:g} s (--agent-start-timeout)"
+        raise AgentExecutionError(reason, message, log_tail=log_tail(files.command_log))
+
+
+def implicit_record(session: Session, output: OutputDocument, *, need_reward: bool = True) -> ExportRecord:
+    """The one context of a strictly linear session, with the reward that its output names.
+
+    Raises SessionFailure: `no_response`, `not_linear`, and with `need_reward` `reward_missing`.
+    """
+    leaf = linear_leaf(session.forest)
+    if output.reward is None and need_reward:
+        raise SessionFailure(
+            "reward_missing",
+            "the agent's output holds no reward, and no reward function is configured; let the agent write "
+            '{"reward": NUMBER} to RELAX_OUTPUT_JSON',
+        )
+    return ExportRecord(name=None, node_id=leaf.node_id, reward=output.reward, metadata=output.metadata)

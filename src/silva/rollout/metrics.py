@@ -1,0 +1,63 @@
+"""Numbers of one rollout step. Means are over sessions; counts of what failed stand beside them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from silva.rollout.groups import GroupResult
+from silva.types.rollout import TrainingSample
+
+
+def rollout_metrics(groups: Sequence[GroupResult]) -> dict[str, float]:
+    """Reward, lengths, turns and metadata numbers over the sessions of groups that count."""
+    samples = [sample for group in groups for sample in group.samples]
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    metrics: dict[str, float] = {
+        "rollout/num_groups": float(len(groups)),
+        "rollout/num_sessions": float(len(samples)),
+        "rollout/num_failed_slots": float(sum(len(group.failures) for group in groups)),
+    }
+    if not samples:
+        return metrics
+    if rewards:
+        metrics["rollout/raw_reward"] = math.fsum(rewards) / len(rewards)
+    metrics["rollout/truncated_ratio"] = sum(sample.truncated for sample in samples) / len(samples)
+    metrics |= spread("rollout/response_len", [float(sample.num_trainable) for sample in samples])
+    metrics |= spread("rollout/num_turn", [float(sample.num_turns) for sample in samples])
+    for name, values in _metadata_numbers(samples).items():
+        metrics |= spread(name, values)
+    return metrics
+
+
+def spread(prefix: str, values: Sequence[float]) -> dict[str, float]:
+    """Mean, median, largest and smallest of some numbers."""
+    return {
+        f"{prefix}/mean": math.fsum(values) / len(values),
+        f"{prefix}/median": float(statistics.median(values)),
+        f"{prefix}/max": max(values),
+        f"{prefix}/min": min(values),
+    }
+
+
+def staleness_metrics(samples: Iterable[TrainingSample], *, version: int) -> dict[str, float]:
+    """Train steps between the oldest weights of each sample and the weights in training."""
+    ages = [float(version - sample.min_version) for sample in samples]
+    return {"staleness/mean": math.fsum(ages) / len(ages), "staleness/max": max(ages)} if ages else {}
+
+
+def _metadata_numbers(samples: Sequence[TrainingSample]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, value in sample.metadata.items():
+            if isinstance(value, (int, float)) and math.isfinite(_as_float(value)):
+                found.setdefault(name, []).append(_as_float(value))
+    return found
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,68 @@
+"""Sessions that clients open by themselves: `silva serve --open-sessions`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from silva.agent.files import parse_output
+from silva.rollout.driver import implicit_record
+from silva.rollout.groups import Outcome, session_record
+from silva.state.lineage import build_sample
+from silva.state.session import Session
+from silva.store.ledger import RunLedger
+from silva.types.errors import SessionFailure
+from silva.types.messages import JsonObject
+
+_DATASET = "open"
+
+
+class OpenSessions:
+    """Keeps the accounts of open sessions: each is a prompt and a group of its own.
+
+    Consumes what the gateway tells (a session opened, a client's output document); produces ledger rows. A session
+    counts as ended when its rows are in the run's database.
+    """
+
+    def __init__(self, ledger: RunLedger):
+        self._ledger = ledger
+        self._num_opened = 0
+
+    def opened(self, session: Session) -> None:
+        """A session began on a client's word."""
+        prompt_id = f"{_DATASET}:0:{self._num_opened}"
+        self._ledger.issue_prompt(
+            prompt_id, dataset=_DATASET, epoch=0, row=self._num_opened, position=self._num_opened, mode=session.mode
+        )
+        self._num_opened += 1
+        session.prompt_id = prompt_id
+        self._ledger.start_group(session.group_id, prompt_id=prompt_id, n=1, rollout_id=0)
+        self._ledger.start_session(session.session_id, group_id=session.group_id, slot=0)
+
+    async def finish(self, session: Session, body: bytes) -> JsonObject:
+        """Export a finished session. A failed export is an answer too, never an error of the request."""
+        try:
+            record = implicit_record(session, await asyncio.to_thread(parse_output, body), need_reward=False)
+            sample = build_sample(session.forest, record, session_id=session.session_id, group_id=session.group_id)
+            outcome = Outcome(status="exported", samples=(sample,), reward=record.reward, metadata=record.metadata)
+        except SessionFailure as failure:
+            outcome = Outcome(status="failed", reason=failure.reason, message=str(failure))
+        await self._end(session, outcome)
+        answer: JsonObject = {
+            "status": outcome.status,
+            "reason": outcome.reason,
+            "num_samples": len(outcome.samples),
+        }
+        return answer if outcome.message is None else {**answer, "message": outcome.message}
+
+    async def cancel(self, session: Session) -> None:
+        """A session that its client never finished."""
+        await self._end(session, Outcome(status="cancelled", reason="serve_stopped", message="the server stopped"))
+
+    async def _end(self, session: Session, outcome: Outcome) -> None:
+        assert session.prompt_id is not None
+        self._ledger.end_session(session_record(session, outcome))
+        if outcome.status == "exported":
+            self._ledger.end_prompts([session.prompt_id], "delivered", step=0)
+        else:
+            self._ledger.end_prompts([session.prompt_id], "dropped", reason=outcome.reason, step=0)
+        await asyncio.wrap_future(self._ledger.flush_future())

@@ -1,0 +1,70 @@
+"""What is told and written at the end of each rollout step:
+
+the accounting line, the dump, ledger and gateway counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from silva.store.dumps import check_dump_template, write_rollout_dump
+from silva.store.ledger import RunLedger
+from silva.store.queries import accounting, accounting_line, check_ledgers, counts, open_run
+
+log = logging.getLogger("silva.rollout")
+
+
+class StepReport:
+    """Closes the accounts of a rollout step.
+
+    Waits until the ledger has all that was queued, so that the numbers told are those on record. `dump_path` holds
+    `{rollout_id}`, or is None for no dump.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_dir: Path,
+        ledger: RunLedger,
+        dump_path: str | None,
+        counters: Callable[[], dict[str, float]] = dict,
+    ):
+        if dump_path is not None:
+            check_dump_template(dump_path)
+        self._run_dir = run_dir
+        self._ledger = ledger
+        self._dump_path = dump_path
+        self._counters = counters
+
+    async def finish(self, rollout_id: int) -> dict[str, float]:
+        """Log the line `AGENTIC ROLLOUT event=accounting_end ...` and write the dump; returns counts for the metrics.
+        """
+        await asyncio.wrap_future(self._ledger.flush_future())
+        numbers = await asyncio.to_thread(self._close_accounts, rollout_id)
+        return {**self._counters(), **numbers}
+
+    def _close_accounts(self, rollout_id: int) -> dict[str, float]:
+        with open_run(self._run_dir) as conn:
+            check_ledgers(conn)
+            line = accounting_line(rollout_id, accounting(conn, rollout_id))
+            numbers = _ledger_numbers(counts(conn))
+            if self._dump_path is not None:
+                write_rollout_dump(self._dump_path, rollout_id, conn)
+        log.info("%s", line)
+        return numbers
+
+
+def _ledger_numbers(document: dict[str, dict[str, dict[str, int]]]) -> dict[str, float]:
+    """`ledger/<state>[/<reason>]` of prompts and `ledger/sessions/<status>[/<reason>]` of sessions, over the whole
+    run.
+    """
+    numbers: dict[str, float] = {}
+    for table, prefix in (("prompts", "ledger"), ("sessions", "ledger/sessions")):
+        for state, reasons in document[table].items():
+            for reason, count in reasons.items():
+                name = f"{prefix}/{state}" if reason == "none" else f"{prefix}/{state}/{reason}"
+                numbers[name] = float(count)
+    return numbers

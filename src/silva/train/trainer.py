@@ -1,0 +1,185 @@
+"""The loop that joins rollout and training: collect, credit, update, publish, record, save."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from silva.credit.grpo import assign_group_credit
+from silva.inference.engine import Engine
+from silva.rollout.evaluate import Evaluator
+from silva.rollout.groups import GroupResult
+from silva.rollout.metrics import rollout_metrics, staleness_metrics
+from silva.rollout.producer import Producer
+from silva.rollout.report import StepReport
+from silva.store.ledger import RunLedger
+from silva.store.metrics import MetricsWriter
+from silva.train.checkpoint import prune_checkpoints
+from silva.train.policy import PolicyTrainer, StepResult
+from silva.types.rollout import TrainingSample
+
+log = logging.getLogger("silva.train")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerSettings:
+    """`first_rollout` is 0, or where a resumed run goes on. `num_rollout` None: until the prompts are over.
+
+    `global_batch_size` counts sessions of one optimizer step. Intervals count rollout steps; None is never.
+    """
+
+    run_dir: Path
+    first_rollout: int
+    num_rollout: int | None
+    global_batch_size: int
+    std_normalization: bool
+    eval_interval: int | None
+    save_interval: int | None
+    save_hf: Path | None
+    keep_checkpoints: int = 2
+
+
+class Trainer:
+    """One rollout step after the other, each with its update: staleness is 0.
+
+    Consumes groups of the Producer; produces weight versions (version n has seen n rollout steps), ledger ends
+    `trained`, metrics and checkpoints. The ledger is on the disk before a checkpoint that depends on it is written,
+    so that a resumed run trains no prompt twice.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: PolicyTrainer,
+        engine: Engine,
+        producer: Producer,
+        evaluator: Evaluator | None,
+        ledger: RunLedger,
+        metrics: MetricsWriter,
+        report: StepReport,
+        settings: TrainerSettings,
+        say: Callable[[str], None],
+    ):
+        self._policy = policy
+        self._engine = engine
+        self._producer = producer
+        self._evaluator = evaluator
+        self._ledger = ledger
+        self._metrics = metrics
+        self._report = report
+        self._settings = settings
+        self._say = say
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="silva-train")
+
+    async def run(self) -> None:
+        """Train until --num-rollout steps are done or the prompts are over."""
+        settings = self._settings
+        rollout_id = settings.first_rollout
+        evaluated = saved = -1
+        try:
+            while settings.num_rollout is None or rollout_id < settings.num_rollout:
+                if settings.eval_interval and rollout_id % settings.eval_interval == 0:
+                    await self._evaluate(rollout_id)
+                    evaluated = rollout_id
+                if not await self._step(rollout_id):
+                    break
+                rollout_id += 1
+                if settings.save_interval and rollout_id % settings.save_interval == 0:
+                    await self._save(rollout_id)
+                    saved = rollout_id
+            if settings.eval_interval and evaluated != rollout_id:
+                await self._evaluate(rollout_id)
+            if settings.save_interval and saved != rollout_id and rollout_id > settings.first_rollout:
+                await self._save(rollout_id)
+            if settings.save_hf is not None:
+                await self._in_thread(self._policy.save_hf, settings.save_hf)
+                self._say(f"weights in Hugging Face form: {settings.save_hf}")
+        finally:
+            self._thread.shutdown(wait=True)
+
+    async def _step(self, rollout_id: int) -> bool:
+        """One rollout step and its update. False when there was no prompt left."""
+        started_s = time.monotonic()
+        groups = await self._producer.collect(rollout_id)
+        if not groups:
+            return False
+        collected_s = time.monotonic()
+        samples = [sample for group in groups for sample in group.samples]
+        credited, stats = assign_group_credit(samples, std_normalization=self._settings.std_normalization)
+        assert not stats.rejected, f"rewards were checked when the sessions ended: {stats.rejected}"
+        num_steps = max(1, round(len(credited) / self._settings.global_batch_size))
+        results = await self._in_thread(lambda: self._policy.train_rollout(credited, num_steps=num_steps))
+        await self._engine.load_weights(self._policy.state_dict_for_engine(), version=rollout_id + 1)
+        trained_s = time.monotonic()
+        self._write_ledger(rollout_id, groups, credited)
+        values = {
+            **rollout_metrics(groups),
+            **stats.metrics(),
+            **staleness_metrics(credited, version=rollout_id),
+            **_mean_metrics(results),
+            "perf/step_s": trained_s - started_s,
+            "perf/rollout_s": collected_s - started_s,
+            "perf/train_s": trained_s - collected_s,
+            "perf/tokens_per_s": sum(len(sample.token_ids) for sample in credited) / (trained_s - started_s),
+        }
+        values |= await self._report.finish(rollout_id)
+        self._metrics.write(rollout_id, values)
+        self._say(_step_line(rollout_id, values, results))
+        return True
+
+    def _write_ledger(self, rollout_id: int, groups: list[GroupResult], credited: list[TrainingSample]) -> None:
+        self._ledger.set_credits(
+            (sample.session_id, sample.name, sample.credit) for sample in credited if sample.credit is not None
+        )
+        self._ledger.end_prompts([group.prompt.prompt_id for group in groups], "trained", step=rollout_id)
+
+    async def _evaluate(self, rollout_id: int) -> None:
+        if self._evaluator is None:
+            return
+        for result in await self._evaluator.run(rollout_id):
+            self._metrics.write(rollout_id, result.metrics())
+            reward = "none" if result.mean_reward is None else f"{result.mean_reward:.3f}"
+            self._say(
+                f"eval {result.name} before step {rollout_id}: reward {reward} over {result.num_sessions} sessions, "
+                f"{result.num_failed} failed"
+            )
+
+    async def _save(self, next_rollout: int) -> None:
+        """A checkpoint after `next_rollout` steps; the ledger it depends on is on the disk first."""
+        await asyncio.wrap_future(self._ledger.flush_future())
+        root = self._settings.run_dir / "checkpoints"
+        folder = root / f"step_{next_rollout:06d}"
+        extra: dict[str, Any] = {"next_rollout": next_rollout}
+        await self._in_thread(lambda: self._policy.save_checkpoint(folder, step=next_rollout - 1, extra=extra))
+        await self._in_thread(prune_checkpoints, root, self._settings.keep_checkpoints)
+        log.info("checkpoint %s", folder)
+
+    async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+
+
+def _mean_metrics(results: list[StepResult]) -> dict[str, float]:
+    """Metrics of a rollout's optimizer steps, averaged over the steps that have them."""
+    names = {name for result in results for name in result.metrics}
+    means: dict[str, float] = {}
+    for name in sorted(names):
+        values = [result.metrics[name] for result in results if name in result.metrics]
+        means[name] = sum(values) / len(values)
+    means["train/num_skipped_steps"] = float(sum(result.skipped for result in results))
+    return means
+
+
+def _step_line(rollout_id: int, values: dict[str, float], results: list[StepResult]) -> str:
+    skipped = [result.reason for result in results if result.reason is not None]
+    note = f"  skipped: {', '.join(skipped)}" if skipped else ""
+    return (
+        f"step {rollout_id}: reward {values.get('rollout/raw_reward', float('nan')):.3f}  "
+        f"loss {values.get('train/loss', float('nan')):.4f}  sessions {values['rollout/num_sessions']:.0f}  "
+        f"rollout {values['perf/rollout_s']:.1f} s  train {values['perf/train_s']:.1f} s{note}"
+    )
