@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,6 +20,7 @@ from silva.agent.sweep import sweep_run
 from silva.config.options import RunConfig
 from silva.config.parse import write_config_file
 from silva.config.validate import min_group_size
+from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, load_dataset
 from silva.gateway.app import GatewayApp
 from silva.gateway.server import GatewayServer, ServerSettings
@@ -28,6 +30,8 @@ from silva.inference.engine import Engine
 from silva.rollout.driver import AgentSettings, ProcessDriver
 from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
 from silva.rollout.open_sessions import OpenSessions
+from silva.rollout.producer import Producer, ProducerSettings
+from silva.rollout.report import StepReport
 from silva.state.codec import TurnCodec
 from silva.state.parsers import TurnParser
 from silva.store.ledger import Recovered, RunLedger
@@ -40,6 +44,7 @@ log = logging.getLogger("silva")
 
 TERM_GRACE_S = 5.0
 DEFAULT_CONTEXT_LEN = 32768
+SMALL_MODEL_BYTES = 64 << 20
 
 
 @dataclass(kw_only=True)
@@ -164,9 +169,16 @@ def build_engine(config: RunConfig, codec: TurnCodec, clock: Clock, *, hf_dir: P
         dtype=config.dtype,
         max_context_len=config.rollout_max_context_len,
         num_slots=config.engine_concurrency,
+        num_threads=num_threads(hf_dir),
         seed=config.seed,
         version=version,
     )
+
+
+def num_threads(hf_dir: Path) -> int:
+    """Torch threads for a model: one for a small one, whose steps are too short to share, else all cores."""
+    num_bytes = sum(path.stat().st_size for path in hf_dir.glob("*.safetensors"))
+    return 1 if num_bytes < SMALL_MODEL_BYTES else os.cpu_count() or 1
 
 
 def context_limit(config: RunConfig, hf_dir: Path) -> int:
@@ -314,3 +326,41 @@ async def open_groups(runtime: Runtime) -> tuple[GroupRunner, FailureBudget]:
         on_scored=runtime.view.scored,
     )
     return groups, budget
+
+
+def build_producer(
+    runtime: Runtime, dataset: Dataset, groups: GroupRunner, budget: FailureBudget, *, replace_dropped: bool
+) -> Producer:
+    """Rollout steps over the prompt data, from where a resumed run stands."""
+    config, recovered = runtime.config, runtime.recovered
+    assert config.rollout_batch_size is not None
+    pending = [] if recovered is None else recovered.pending
+    return Producer(
+        source=PromptSource(
+            dataset,
+            num_epoch=config.num_epoch,
+            shuffle=config.rollout_shuffle,
+            seed=config.rollout_seed,
+            next_position=0 if recovered is None else recovered.next_position,
+            pending=(prompt.position for prompt in pending),
+        ),
+        groups=groups,
+        ledger=runtime.ledger,
+        budget=budget,
+        settings=ProducerSettings(
+            batch_size=config.rollout_batch_size, concurrency=train_concurrency(config), replace=replace_dropped
+        ),
+        group_settings=group_settings(config, "train"),
+        issued={prompt.prompt_id: prompt.num_groups for prompt in pending},
+        on_step=runtime.view.begin_step,
+    )
+
+
+def build_report(runtime: Runtime) -> StepReport:
+    """What closes the accounts of a step."""
+    return StepReport(
+        run_dir=runtime.run_dir,
+        ledger=runtime.ledger,
+        dump_path=runtime.config.save_debug_rollout_data,
+        counters=lambda: serving_counters(runtime),
+    )

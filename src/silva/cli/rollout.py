@@ -6,25 +6,14 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from silva.cli.build import (
-    choose_run_dir,
-    group_settings,
-    load_prompts,
-    open_groups,
-    open_runtime,
-    serving_counters,
-    train_concurrency,
-)
+from silva.cli.build import build_producer, build_report, choose_run_dir, load_prompts, open_groups, open_runtime
 from silva.cli.loop import run_async
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
 from silva.config.validate import validate
-from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
 from silva.rollout.deliver import deliver
-from silva.rollout.producer import Producer, ProducerSettings
-from silva.rollout.report import StepReport
 from silva.store.metrics import MetricsWriter
 from silva.view.console import RunView
 
@@ -44,32 +33,14 @@ def run(args: argparse.Namespace) -> int:
 
 async def _rollout(config: RunConfig, view: RunView, run_dir: Path, dataset: Dataset) -> int:
     view.say(f"run folder: {run_dir}")
-    assert config.rollout_batch_size is not None
     async with open_runtime(config, view, run_dir) as runtime:
         groups, budget = await open_groups(runtime)
-        producer = Producer(
-            source=PromptSource(
-                dataset, num_epoch=config.num_epoch, shuffle=config.rollout_shuffle, seed=config.rollout_seed
-            ),
-            groups=groups,
-            ledger=runtime.ledger,
-            budget=budget,
-            settings=ProducerSettings(
-                batch_size=config.rollout_batch_size, concurrency=train_concurrency(config), replace=False
-            ),
-            group_settings=group_settings(config, "train"),
-            on_step=view.begin_step,
-        )
+        producer = build_producer(runtime, dataset, groups, budget, replace_dropped=False)
         await deliver(
             producer=producer,
             ledger=runtime.ledger,
             metrics=MetricsWriter(run_dir),
-            report=StepReport(
-                run_dir=run_dir,
-                ledger=runtime.ledger,
-                dump_path=config.save_debug_rollout_data,
-                counters=lambda: serving_counters(runtime),
-            ),
+            report=build_report(runtime),
             num_rollout=config.num_rollout,
             say=view.say,
         )

@@ -26,8 +26,8 @@ def run(args: argparse.Namespace) -> int:
     validate(config, "serve")
     if not args.open_sessions:
         raise ConfigError(
-            "silva serve needs --open-sessions: without it no client could ever get a session, since it is rollouts that "
-            "open them"
+            "silva serve needs --open-sessions: without it no client could ever get a session, since only a rollout "
+            "opens them"
         )
     require_loopback(config.gateway_host)
     run_dir = choose_run_dir(config)

@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import argparse
-import logging
+import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from silva.cli.build import (
     Runtime,
+    build_producer,
+    build_report,
     choose_run_dir,
     eval_concurrency,
     group_settings,
     load_prompts,
+    num_threads,
     open_groups,
     open_runtime,
-    serving_counters,
-    train_concurrency,
 )
 from silva.cli.loop import run_async
 from silva.config.options import RunConfig
 from silva.config.parse import read_config_file, resolve
 from silva.config.validate import eval_sets, validate
-from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
 from silva.rollout.evaluate import Evaluator
-from silva.rollout.producer import Producer, ProducerSettings
-from silva.rollout.report import StepReport
+from silva.rollout.groups import FailureBudget, GroupRunner
 from silva.store.metrics import MetricsWriter
 from silva.types.errors import ConfigError
 from silva.view.console import RunView
 
-log = logging.getLogger("silva")
+if TYPE_CHECKING:
+    from silva.train.policy import PolicyConfig
+    from silva.train.trainer import TrainerSettings
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,11 +62,9 @@ def _config_of(run_dir: Path) -> Path:
 async def _train(
     config: RunConfig, view: RunView, run_dir: Path, dataset: Dataset, evals: dict[str, Dataset], *, resume: bool
 ) -> int:
-    import asyncio
-
     from silva.train.checkpoint import latest_checkpoint
     from silva.train.policy import PolicyTrainer
-    from silva.train.trainer import Trainer, TrainerSettings
+    from silva.train.trainer import Trainer
 
     folder = latest_checkpoint(run_dir / "checkpoints") if resume else None
     policy = await asyncio.to_thread(PolicyTrainer, str(config.hf_checkpoint), policy_config(config))
@@ -73,76 +73,58 @@ async def _train(
         state = await asyncio.to_thread(policy.load_checkpoint, folder)
         first = int(state["extra"]["next_rollout"])
     view.say(f"run folder: {run_dir}" + (f", going on at step {first}" if resume else ""))
-    assert config.rollout_batch_size is not None
     async with open_runtime(
         config, view, run_dir, recover_step=first - 1 if resume else None, engine_dir=folder, version=first
     ) as runtime:
         groups, budget = await open_groups(runtime)
-        recovered = runtime.recovered
-        producer = Producer(
-            source=PromptSource(
-                dataset,
-                num_epoch=config.num_epoch,
-                shuffle=config.rollout_shuffle,
-                seed=config.rollout_seed,
-                next_position=0 if recovered is None else recovered.next_position,
-                pending=() if recovered is None else (prompt.position for prompt in recovered.pending),
-            ),
-            groups=groups,
-            ledger=runtime.ledger,
-            budget=budget,
-            settings=ProducerSettings(
-                batch_size=config.rollout_batch_size, concurrency=train_concurrency(config), replace=True
-            ),
-            group_settings=group_settings(config, "train"),
-            issued={} if recovered is None else {prompt.prompt_id: prompt.num_groups for prompt in recovered.pending},
-            on_step=view.begin_step,
-        )
-        evaluator = None
-        if evals and config.eval_interval:
-            evaluator = Evaluator(
-                datasets=evals,
-                groups=groups,
-                ledger=runtime.ledger,
-                budget=budget,
-                concurrency=eval_concurrency(config),
-                settings=group_settings(config, "eval"),
-                on_step=view.begin_step,
-            )
         trainer = Trainer(
             policy=policy,
             engine=runtime.engine,
-            producer=producer,
-            evaluator=evaluator,
+            producer=build_producer(runtime, dataset, groups, budget, replace_dropped=True),
+            evaluator=_evaluator(runtime, evals, groups, budget),
             ledger=runtime.ledger,
             metrics=MetricsWriter(run_dir, keep_before_step=first if resume else None),
-            report=_report(runtime),
-            settings=TrainerSettings(
-                run_dir=run_dir,
-                first_rollout=first,
-                num_rollout=config.num_rollout,
-                global_batch_size=config.global_batch_size or config.rollout_batch_size * config.n_samples_per_prompt,
-                std_normalization=not config.disable_grpo_std_normalization,
-                eval_interval=config.eval_interval,
-                save_interval=config.save_interval,
-                save_hf=None if config.save_hf is None else Path(config.save_hf),
-            ),
+            report=build_report(runtime),
+            settings=_trainer_settings(config, run_dir, first),
             say=view.say,
         )
         await trainer.run()
     return 0
 
 
-def _report(runtime: Runtime) -> StepReport:
-    return StepReport(
-        run_dir=runtime.run_dir,
+def _evaluator(
+    runtime: Runtime, evals: dict[str, Dataset], groups: GroupRunner, budget: FailureBudget
+) -> Evaluator | None:
+    if not evals or runtime.config.eval_interval is None:
+        return None
+    return Evaluator(
+        datasets=evals,
+        groups=groups,
         ledger=runtime.ledger,
-        dump_path=runtime.config.save_debug_rollout_data,
-        counters=lambda: serving_counters(runtime),
+        budget=budget,
+        concurrency=eval_concurrency(runtime.config),
+        settings=group_settings(runtime.config, "eval"),
+        on_step=runtime.view.begin_step,
     )
 
 
-def policy_config(config: RunConfig):
+def _trainer_settings(config: RunConfig, run_dir: Path, first: int) -> TrainerSettings:
+    from silva.train.trainer import TrainerSettings
+
+    assert config.rollout_batch_size is not None
+    return TrainerSettings(
+        run_dir=run_dir,
+        first_rollout=first,
+        num_rollout=config.num_rollout,
+        global_batch_size=config.global_batch_size or config.rollout_batch_size * config.n_samples_per_prompt,
+        std_normalization=not config.disable_grpo_std_normalization,
+        eval_interval=config.eval_interval,
+        save_interval=config.save_interval,
+        save_hf=None if config.save_hf is None else Path(config.save_hf),
+    )
+
+
+def policy_config(config: RunConfig) -> PolicyConfig:
     """The training options as the policy takes them."""
     from silva.train.losses import ClipConfig
     from silva.train.policy import PolicyConfig
@@ -162,6 +144,6 @@ def policy_config(config: RunConfig):
         micro_batch_size=config.micro_batch_size,
         reduction=reduction,  # pyright: ignore[reportArgumentType]  checked by the option's choices
         max_response_len=config.rollout_max_response_len,
-        num_threads=1,
+        num_threads=num_threads(Path(str(config.hf_checkpoint))),
         seed=config.seed,
     )

@@ -35,6 +35,8 @@ def validate(config: RunConfig, command: Command) -> None:
     if config.num_rollout is None and config.num_epoch is None:
         raise ConfigError("one of --num-rollout and --num-epoch is needed: without them the run would never end")
     _check_groups(config, command)
+    if config.save_hf is not None and Path(config.save_hf).exists() and not Path(config.save_hf).is_dir():
+        raise ConfigError(f"--save-hf is {config.save_hf!r}, which is a file; it must name a folder")
     eval_sets(config)
     if config.save_debug_rollout_data is not None and "{rollout_id}" not in config.save_debug_rollout_data:
         raise ConfigError(
@@ -121,12 +123,13 @@ def _check_groups(config: RunConfig, command: Command) -> None:
     n = config.n_samples_per_prompt
     if command == "train" and n == 1:
         raise ConfigError(
-            f"--advantage-estimator {config.advantage_estimator} with --n-samples-per-prompt 1 trains nothing: a group of "
-            "one has no spread. Take at least 2 samples a prompt"
+            f"--advantage-estimator {config.advantage_estimator} with --n-samples-per-prompt 1 trains nothing: a group "
+            "of one has no spread. Take at least 2 samples a prompt"
         )
     if min_group_size(config) > n:
         raise ConfigError(
-            f"--agentic-min-group-size {min_group_size(config)} is more than --n-samples-per-prompt {n}: no group could count"
+            f"--agentic-min-group-size {min_group_size(config)} is more than --n-samples-per-prompt {n}: "
+            "no group could count"
         )
     assert config.rollout_batch_size is not None
     sessions = config.rollout_batch_size * n

@@ -18,6 +18,10 @@ from silva.types.errors import AgentExecutionError, SessionFailure
 from silva.types.rollout import ExportRecord
 
 
+RUNNER_LOST = "runner_lost"
+"""Reason of a session that ended because the process that owns the agents died."""
+
+
 class SessionDriver(Protocol):
     """Runs one session to its end.
 
@@ -109,7 +113,7 @@ class ProcessDriver:
             return
         reason, message = "agent_exit", ended.describe()
         if ended.runner_lost:
-            reason = "runner_lost"
+            reason = RUNNER_LOST
         elif ended.error is not None:
             reason = "agent_start_failed"
         elif ended.kill_reason == "agent_timeout":

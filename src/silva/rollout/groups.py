@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 
 from silva.data.prompts import Prompt
 from silva.gateway.sessions import SessionRegistry
-from silva.rollout.driver import SessionDriver
+from silva.rollout.driver import RUNNER_LOST, SessionDriver
 from silva.state.lineage import build_sample, node_records
 from silva.state.session import Session
 from silva.store.ledger import RunLedger
@@ -112,13 +113,14 @@ class GroupRunner:
         self._on_scored = on_scored
 
     async def run(self, prompt: Prompt, settings: GroupSettings, *, rollout_id: int, attempt: int = 0) -> GroupResult:
-        group_id = f"g{rollout_id}-{prompt.prompt_id.replace(':', '-')}-{attempt}"
+        place = f"g{rollout_id}-{prompt.prompt_id.replace(':', '-')}-{attempt}"
+        group_id = f"{place}-{secrets.token_hex(4)}"  # a resumed run may come by the same place again
         self._ledger.start_group(
             group_id, prompt_id=prompt.prompt_id, n=settings.num_samples, rollout_id=rollout_id, attempt=attempt
         )
         async with asyncio.TaskGroup() as tasks:
             slots = [
-                tasks.create_task(self._run_slot(prompt, group_id, slot, settings))
+                tasks.create_task(self._run_slot(prompt, group_id, slot, settings, place))
                 for slot in range(settings.num_samples)
             ]
         results = [slot.result() for slot in slots]
@@ -132,16 +134,21 @@ class GroupRunner:
         return GroupResult(prompt=prompt, group_id=group_id, samples=samples, failures=failures, dropped=dropped)
 
     async def _run_slot(
-        self, prompt: Prompt, group_id: str, slot: int, settings: GroupSettings
+        self, prompt: Prompt, group_id: str, slot: int, settings: GroupSettings, place: str
     ) -> tuple[TrainingSample, ...] | SlotFailure:
-        failure: SlotFailure | None = None
-        for try_index in range(settings.num_retries + 1):
+        """One session after the other until one is exported or the retries are used up.
+
+        A session that was lost with the runner process says nothing about its agent: it costs neither a retry nor budget
+        (the runner has a bound of its own).
+        """
+        num_failed = 0
+        for try_index in itertools.count():
             session_id = f"{group_id}-{slot}-{try_index}-{secrets.token_hex(12)}"
             self._ledger.start_session(session_id, group_id=group_id, slot=slot, try_index=try_index)
             session = self._registry.open(session_id, group_id, settings.mode)
             session.input = prompt.input
             session.prompt_id = prompt.prompt_id
-            session.seed_key = f"{group_id}-{slot}-{try_index}"
+            session.seed_key = f"{place}-{slot}-{try_index}"
             outcome = await self._run_session(session)
             self._on_scored(settings.mode)
             if outcome.status == "exported":
@@ -149,9 +156,13 @@ class GroupRunner:
                 return outcome.samples
             failure = SlotFailure(session_id=session_id, reason=outcome.reason or "", message=outcome.message or "")
             log.warning("session %s failed (%s): %s", session_id, failure.reason, failure.message)
+            if failure.reason == RUNNER_LOST:
+                continue
             self._budget.failure(failure)
-        assert failure is not None
-        return failure
+            num_failed += 1
+            if num_failed > settings.num_retries:
+                return failure
+        raise AssertionError("the tries are counted for ever")
 
     async def _run_session(self, session: Session) -> Outcome:
         """The recorder: whatever happens to the session, its end is written once."""
@@ -168,7 +179,7 @@ class GroupRunner:
             )
         except SessionFailure as failure:
             outcome = Outcome(status="failed", reason=failure.reason, message=str(failure))
-        except Exception as error:  # noqa: BLE001  a session's fault must not take the run with it
+        except Exception as error:  # a session's fault must not take the run with it
             log.exception("session %s failed inside Silva", session.session_id)
             outcome = Outcome(status="failed", reason="internal_error", message=f"{type(error).__name__}: {error}")
         finally:

@@ -40,8 +40,7 @@ class StepReport:
         self._counters = counters
 
     async def finish(self, rollout_id: int) -> dict[str, float]:
-        """Log the line `AGENTIC ROLLOUT event=accounting_end ...` and write the dump; returns counts for the metrics.
-        """
+        """Log the line `AGENTIC ROLLOUT event=accounting_end ...` and write the dump; returns counts for the metrics."""
         await asyncio.wrap_future(self._ledger.flush_future())
         numbers = await asyncio.to_thread(self._close_accounts, rollout_id)
         return {**self._counters(), **numbers}

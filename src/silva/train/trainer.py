@@ -113,9 +113,11 @@ class Trainer:
         samples = [sample for group in groups for sample in group.samples]
         credited, stats = assign_group_credit(samples, std_normalization=self._settings.std_normalization)
         assert not stats.rejected, f"rewards were checked when the sessions ended: {stats.rejected}"
-        num_steps = max(1, round(len(credited) / self._settings.global_batch_size))
+        num_sessions = len({sample.session_id for sample in credited})
+        num_steps = max(1, round(num_sessions / self._settings.global_batch_size))
         results = await self._in_thread(lambda: self._policy.train_rollout(credited, num_steps=num_steps))
-        await self._engine.load_weights(self._policy.state_dict_for_engine(), version=rollout_id + 1)
+        weights = await self._in_thread(self._policy.state_dict_for_engine)
+        await self._engine.load_weights(weights, version=rollout_id + 1)
         trained_s = time.monotonic()
         self._write_ledger(rollout_id, groups, credited)
         values = {

@@ -66,8 +66,9 @@ class RunView:
                 BarColumn(),
                 TextColumn("scored {task.completed}/{task.total}"),
             )
-            self._progress = Progress(*columns, TimeElapsedColumn(), console=self._errors, transient=True)
-            self._progress.start()
+            progress = Progress(*columns, TimeElapsedColumn(), console=self._errors, transient=True)
+            progress.start()
+            self._progress = progress
         return self
 
     def __exit__(

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Makes .venv in the repository root (once) and installs Silva with everything that its main job and its tests need.
+# SILVA_VENV names another place for it; an existing one is brought up to date.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${SILVA_VENV:-.venv}
+python=${PYTHON:-python3}
+if [ ! -x "$venv/bin/python" ]; then
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Silva needs Python 3.11 or newer; set PYTHON" >&2; exit 1; }
+    "$python" -m venv "$venv"
+fi
+stamp=$venv/.silva-installed
+if [ -e "$stamp" ] && [ ! pyproject.toml -nt "$stamp" ] && [ ! constraints.txt -nt "$stamp" ]; then
+    exit 0
+fi
+pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+"${pip[@]}" --upgrade "pip>=24"
+# torch first and by its exact version: a plain `torch` may bring a CUDA build to a machine that has no GPU.
+"${pip[@]}" -c constraints.txt torch==2.13.0
+"${pip[@]}" -c constraints.txt -e ".[train,agents,dev]"
+touch "$stamp"

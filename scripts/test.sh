@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Passes the tests, with all the set-up they need. Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bash scripts/setup.sh
+export PATH="$(cd "${SILVA_VENV:-.venv}/bin" && pwd):$PATH" VIRTUAL_ENV="$(cd "${SILVA_VENV:-.venv}" && pwd)"
+bash scripts/install_test_oracles.sh
+# Small models on few cores: threads that spin would only take time from each other.
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
+exec python -m pytest -n "${SILVA_TEST_WORKERS:-2}" "$@"

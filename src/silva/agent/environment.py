@@ -1,0 +1,166 @@
+"""What an agent's environment holds.
+
+The contract's variables tell the agent its task and where the model is. Beside them it inherits the trainer's
+environment, without what looks like a secret (`withheld_names`), without the addresses and keys of model services (an
+agent that forgets to map the contract's variables then fails instead of asking a paid model), and without what silva
+sets for its own numeric libraries. `--agent-env` passes a withheld variable on purpose. `--agent-env-clear` leaves only
+the few variables that a program needs to run.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from silva.agent.files import SessionFiles
+from silva.agent.sweep import RUN_MARKER
+from silva.types.errors import ConfigError
+from silva.types.rollout import Mode
+
+CONTRACT_PREFIX = "RELAX_"
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_SECRET_ENDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS")
+_SECRET_WORDS = frozenset({*_SECRET_ENDS, "KEYS", "TOKENS", "SECRETS", "PASSWORDS", "PWD", "PAT", "AUTH", "COOKIE"})
+_NO_SECRET = frozenset({"PWD", "OLDPWD"})
+_SERVICES = ("OPENAI_", "ANTHROPIC_", "AZURE_OPENAI_")
+_LOGIN_IN_URL = re.compile(r"(?<!ssh)://[^/@\s]+@")
+_NUMERIC = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "MKL_NUM_THREADS")
+_NEEDED = frozenset({"PATH", "HOME", "LANG", "TMPDIR", "TERM", "USER", "SHELL"})
+_PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
+
+
+def parse_agent_env(items: Iterable[str]) -> dict[str, str]:
+    """`K=V` items of --agent-env as a mapping. Raises ConfigError for what cannot be a variable or is reserved."""
+    env: dict[str, str] = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise ConfigError(
+                f"--agent-env {item!r} has no '='; write NAME=VALUE (to pass on yours: {item}=\"${item}\")"
+            )
+        if not _NAME.match(name):
+            raise ConfigError(
+                f"--agent-env {item!r}: {name!r} is no variable name (letters, digits and _, no leading digit)"
+            )
+        if name.startswith(CONTRACT_PREFIX) or name == RUN_MARKER:
+            raise ConfigError(
+                f"--agent-env {name}: this name is reserved, silva sets it for every agent; choose another one"
+            )
+        if name in env:
+            raise ConfigError(f"--agent-env gives {name} twice, as {env[name]!r} and {value!r}; keep one")
+        if "\0" in value:
+            raise ConfigError(f"--agent-env {name}: the value holds a NUL byte, which no environment can carry")
+        env[name] = value
+    return env
+
+
+def agent_environment(
+    *,
+    files: SessionFiles,
+    base_url: str,
+    session_id: str,
+    mode: Mode,
+    group_id: str,
+    run_id: str,
+    agent_env: Mapping[str, str] | None = None,
+    env_clear: bool = False,
+    base: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The whole environment of one agent.
+
+    `base` is what it inherits from (this process's environment, less what silva set for numeric libraries). The folder
+    of the running interpreter stands first in PATH unless `agent_env` sets PATH. With a proxy configured, the gateway's
+    host is exempted from it.
+    """
+    agent_env = agent_env or {}
+    source = trainer_environment() if base is None else base
+    if env_clear:
+        env = {name: value for name, value in source.items() if name in _NEEDED or name.startswith("LC_")}
+    else:
+        env = {name: value for name, value in source.items() if not _is_withheld(name, value)}
+    env["PATH"] = _path(env.get("PATH"))
+    env.update(agent_env)
+    if any(env.get(name) for name in _PROXIES):
+        _exempt_from_proxy(env, urlsplit(base_url).hostname, agent_env)
+    env.update(
+        {
+            "RELAX_INPUT_JSON": str(files.input_json),
+            "RELAX_OUTPUT_JSON": str(files.output_json),
+            "RELAX_SESSION_IO_DIR": str(files.io_dir),
+            "RELAX_BASE_URL": base_url,
+            "RELAX_SESSION_ID": session_id,
+            "RELAX_ROLLOUT_MODE": mode,
+            "RELAX_GROUP_ID": group_id,
+            RUN_MARKER: run_id,
+        }
+    )
+    return env
+
+
+def withheld_names(base: Mapping[str, str] | None = None) -> list[str]:
+    """Variables of the trainer that agents do not get unless --agent-env names them, sorted."""
+    source = trainer_environment() if base is None else base
+    return sorted(name for name, value in source.items() if _is_withheld(name, value))
+
+
+def looks_secret(name: str, value: str = "") -> bool:
+    """A word of the name (split at `_`) or its end says key, token, secret, password or credential, or the value is an
+    address with a login in it. Proxy addresses may carry a login: agents need them to reach the network."""
+    upper = name.upper()
+    if upper in _NO_SECRET:
+        return False
+    if upper.endswith(_SECRET_ENDS) or not _SECRET_WORDS.isdisjoint(upper.split("_")):
+        return True
+    return not upper.endswith("_PROXY") and _LOGIN_IN_URL.search(value) is not None
+
+
+def trainer_environment() -> dict[str, str]:
+    """This process's environment as its user gave it: numeric-library settings are those it was started with."""
+    env = dict(os.environ)
+    at_start = _environment_at_start()
+    for name in _NUMERIC:
+        env.pop(name, None)
+        if name in at_start:
+            env[name] = at_start[name]
+    return env
+
+
+@functools.cache
+def _environment_at_start() -> dict[str, str]:
+    """What the kernel keeps of the environment that this process was started with; elsewhere the current one."""
+    try:
+        block = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return dict(os.environ)
+    pairs = (entry.partition(b"=") for entry in block.split(b"\0") if entry)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def _is_withheld(name: str, value: str) -> bool:
+    if name.startswith(CONTRACT_PREFIX) or name == RUN_MARKER:
+        return True
+    return name.upper().startswith(_SERVICES) or looks_secret(name, value)
+
+
+def _path(inherited: str | None) -> str:
+    """The inherited PATH behind the folder of this interpreter (of the virtual environment, where it is one)."""
+    first = str(Path(sys.executable).parent)
+    rest = [part for part in (inherited or os.defpath).split(os.pathsep) if part != first]
+    return os.pathsep.join([first, *rest])
+
+
+def _exempt_from_proxy(env: dict[str, str], host: str | None, agent_env: Mapping[str, str]) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        if name in agent_env:
+            continue
+        hosts = [part.strip() for part in env.get(name, "").split(",") if part.strip()]
+        if "*" not in hosts:
+            extra = ["localhost", "127.0.0.1", *([host] if host else [])]
+            hosts = list(dict.fromkeys(hosts + extra))
+        env[name] = ",".join(hosts)

@@ -1,0 +1,435 @@
+"""The process that owns all agents: starts them, reports their ends, and leaves none behind.
+
+Contract. Consumes: `start` and `kill` lines of `protocol` on descriptor 0. Produces: one `exit` (or `start_failed`) and
+one `gone` a session. Woken by: a line, SIGCHLD, SIGTERM, the next sweep, and once a second to see whether the trainer
+still lives. It ends when the stream ends, the trainer dies or SIGTERM comes, after it ended every agent.
+
+A session is over when its launcher exits. That is reported at once; then the rest of its processes get TERM, after the
+grace KILL, in sweeps, until two sweeps in a row find none. The launcher stays an unreaped zombie until then, so that
+nobody else can get its process group's number. The runner is a child-subreaper: what a session orphans comes back here.
+
+Standard library only, without its heavier parts: this process starts in a few hundredths of a second and stays small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping
+
+from silva.agent import sweep
+from silva.agent.protocol import Line, LineBuffer, decode, encode
+
+CONTROL_FD = 0
+_SHUTDOWN_GRACE_S = 2.0
+"""At most this long between TERM and KILL once the trainer is gone: nobody waits for the agents any more."""
+_GIVE_UP_S = 10.0
+"""How long after the first KILL a process may stay (uninterruptible sleep, another user's) before it is reported."""
+_CLEAN_SWEEPS = 2
+_AFTERWATCH_S = 2.0
+"""How long sweeps go on after the last session is gone: a fork that slipped through the listing is met then."""
+_SWEEP_SHARE = 10
+"""Sweeps that cost t CPU seconds begin at least this many times t apart: at most a tenth of a core."""
+_LINES_A_ROUND = 16
+_IDLE_S = 1.0
+"""How often the runner looks around when nothing wakes it."""
+_PR_SET_CHILD_SUBREAPER = 36
+_CAN_PEEK = hasattr(os, "waitid")
+_DEFAULT_SIGNALS = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD]
+
+
+class StartError(Exception):
+    """An agent could not be started; the text says why and what to do."""
+
+
+class Session:
+    """One launcher and what became of it. `kill_at` is None while nothing asked for its end."""
+
+    __slots__ = ("clean_sweeps", "exited", "id", "kill_at", "killed", "pid")
+
+    def __init__(self, session_id: str, pid: int) -> None:
+        self.id = session_id
+        self.pid = pid
+        self.exited = False
+        self.killed = False
+        self.kill_at: float | None = None
+        self.clean_sweeps = 0
+
+
+class Runner:
+    """All state of the runner process. Single-threaded: nothing else runs while an agent is started or swept."""
+
+    def __init__(self) -> None:
+        self._parent = os.getppid()
+        self._shell = "bash"
+        self._grace_s = 5.0
+        self._sweep_s = 0.25
+        self._table = sweep.ProcTable("")
+        self._sessions: dict[str, Session] = {}
+        self._launchers: dict[int, str] = {}
+        self._lines = LineBuffer()
+        self._more_lines = False
+        self._out = bytearray()
+        self._can_write = True
+        self._child_ended = False
+        self._term_asked = False
+        self._next_reap = 0.0
+        self._next_sweep = 0.0
+        self._sweep_until = 0.0
+        self._shutdown_until: float | None = None
+        self._clean_final_sweeps = 0
+        self._wake_fd, wake_write_fd = os.pipe()
+        for fd in (self._wake_fd, wake_write_fd, CONTROL_FD):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, self._on_sigchld)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.set_wakeup_fd(wake_write_fd, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until there is nobody to serve and nothing left to end."""
+        try:
+            while not self._done():
+                self._round()
+        finally:
+            # Reached by an error of ours as well: then the agents still end, without reports.
+            self._begin_shutdown()
+            while not self._done():
+                self._round()
+
+    def _round(self) -> None:
+        self._wait()
+        self._take_lines()
+        if self._child_ended or time.monotonic() >= self._next_reap:
+            self._reap()
+        if self._term_asked or os.getppid() != self._parent:
+            self._begin_shutdown()
+        if self._sweeps_wanted() and time.monotonic() >= self._next_sweep:
+            self._sweep()
+        self._flush()
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        wanted = (select.POLLIN if self._shutdown_until is None else 0) | (
+            select.POLLOUT if self._out and self._can_write else 0
+        )
+        if wanted:
+            poll.register(CONTROL_FD, wanted)
+        timeout_s = _IDLE_S
+        if self._more_lines or self._child_ended:
+            timeout_s = 0.0
+        elif self._sweeps_wanted():
+            timeout_s = min(_IDLE_S, max(0.0, self._next_sweep - time.monotonic()))
+        ready = {fd for fd, _ in poll.poll(timeout_s * 1000)}
+        if self._wake_fd in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_fd, 4096)
+        if CONTROL_FD in ready and self._shutdown_until is None:
+            self._read_control()
+
+    def _read_control(self) -> None:
+        try:
+            data = os.read(CONTROL_FD, 1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._lines.feed(data)
+            self._more_lines = True
+        else:
+            self._begin_shutdown()
+
+    def _take_lines(self) -> None:
+        for _ in range(_LINES_A_ROUND):
+            if not self._more_lines or self._shutdown_until is not None:
+                return
+            line = self._lines.pop()
+            if line is None:
+                self._more_lines = False
+                return
+            self._handle(decode(line))
+
+    def _handle(self, message: Line) -> None:
+        op, session_id = message["op"], str(message.get("session", ""))
+        if op == "start":
+            self._start(session_id, message)
+        elif op == "kill":
+            session = self._sessions.get(session_id)
+            if session is not None and not session.exited:
+                session.killed = True
+                self._stop(session, self._grace_s)
+        elif op == "hello":
+            self._shell = str(message["shell"])
+            self._grace_s = float(str(message["grace_s"]))
+            self._sweep_s = float(str(message["sweep_s"]))
+            self._table = sweep.ProcTable(str(message["run_id"]), spare=(os.getpid(), self._parent))
+            if self._parent != message["parent_pid"]:
+                self._begin_shutdown()
+            self._send({"event": "ready", "pid": os.getpid()})
+        else:
+            raise AssertionError(f"unknown operation {op!r}")
+
+    # -- one session ------------------------------------------------------------------------------------------------
+
+    def _start(self, session_id: str, message: Line) -> None:
+        env = message["env"]
+        assert isinstance(env, dict)
+        assert session_id not in self._sessions, f"session {session_id} runs already"
+        try:
+            pid = spawn(self._shell, str(message["command"]), cwd=str(message["cwd"]), env=env, log=str(message["log"]))
+        except StartError as error:
+            self._send({"event": "start_failed", "session": session_id, "error": str(error)})
+            self._send({"event": "gone", "session": session_id, "survivors": 0})
+            return
+        self._sessions[session_id] = Session(session_id, pid)
+        self._launchers[pid] = session_id
+        self._send({"event": "started", "session": session_id, "pid": pid})
+
+    def _stop(self, session: Session, grace_s: float) -> None:
+        """TERM to the group now, to what left the group at the next sweep, KILL to both after the grace."""
+        kill_at = time.monotonic() + grace_s
+        if session.kill_at is None:
+            sweep.send_group(session.pid, signal.SIGTERM)
+            session.kill_at = kill_at
+        session.kill_at = min(session.kill_at, kill_at)
+
+    def _reap(self) -> None:
+        self._child_ended = False
+        self._next_reap = time.monotonic() + _IDLE_S
+        for session in list(self._sessions.values()):
+            if session.exited:
+                continue
+            end = _peek_exit(session.pid)
+            if end is not None:
+                self._on_exit(session, *end)
+        for pid in sweep.children_of_self():
+            if pid not in self._launchers:
+                _reap_pid(pid)
+
+    def _on_exit(self, session: Session, code: int | None, signum: int | None) -> None:
+        session.exited = True
+        self._send(
+            {
+                "event": "exit",
+                "session": session.id,
+                "code": code,
+                "signal": signum,
+                "killed": session.killed,
+            }
+        )
+        self._stop(session, self._grace_s)
+
+    def _finish(self, session: Session, survivors: int) -> None:
+        if _CAN_PEEK:
+            _reap_pid(session.pid)
+        del self._sessions[session.id]
+        del self._launchers[session.pid]
+        self._sweep_until = time.monotonic() + _AFTERWATCH_S
+        self._send({"event": "gone", "session": session.id, "survivors": survivors})
+
+    # -- sweeps -----------------------------------------------------------------------------------------------------
+
+    def _sweeps_wanted(self) -> bool:
+        if self._shutdown_until is not None or time.monotonic() < self._sweep_until:
+            return True
+        return any(session.kill_at is not None for session in self._sessions.values())
+
+    def _sweep(self) -> None:
+        began, cpu_began = time.monotonic(), time.process_time()
+        if self._shutdown_until is not None:
+            self._table.forget()
+        self._table.refresh(self._launchers)
+        for session in list(self._sessions.values()):
+            if session.kill_at is not None:
+                self._sweep_session(session, session.kill_at, began)
+        strays = self._sweep_strays(began)
+        if self._shutdown_until is not None:
+            self._clean_final_sweeps = 0 if strays or self._sessions else self._clean_final_sweeps + 1
+        self._next_sweep = began + max(self._sweep_s, _SWEEP_SHARE * (time.process_time() - cpu_began))
+
+    def _sweep_session(self, session: Session, kill_at: float, now: float) -> None:
+        kill = now >= kill_at
+        alive = self._table.alive(session.id)
+        if kill and (alive or not sweep.LINUX):
+            sweep.send_group(session.pid, signal.SIGKILL)
+        for proc in alive:
+            # The group had its TERM as a whole; a second one could count as an order to drop everything.
+            if kill or proc.pgrp != session.pid:
+                sweep.end_process(proc, kill=kill)
+        if not session.exited:
+            return
+        # Without /proc nothing is known of the group but that it got its KILL.
+        clean = not alive if sweep.LINUX else kill
+        session.clean_sweeps = session.clean_sweeps + 1 if clean else 0
+        if session.clean_sweeps >= _CLEAN_SWEEPS:
+            self._finish(session, 0)
+        elif now >= kill_at + _GIVE_UP_S:
+            self._finish(session, len(alive))
+
+    def _sweep_strays(self, now: float) -> int:
+        """KILL what carries a session that is not running (any more); at shutdown the run's unnamed processes too."""
+        num_strays = 0
+        for owner in self._table.owners():
+            if owner in self._sessions or (not owner and self._shutdown_until is None):
+                continue
+            for proc in self._table.alive(owner):
+                num_strays += 1
+                sweep.end_process(proc, kill=True)
+        if num_strays:
+            self._sweep_until = now + _AFTERWATCH_S
+        return num_strays
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def _begin_shutdown(self) -> None:
+        if self._shutdown_until is not None:
+            return
+        grace_s = min(self._grace_s, _SHUTDOWN_GRACE_S)
+        self._shutdown_until = time.monotonic() + grace_s + _GIVE_UP_S + 1.0
+        self._table.orphans_of = os.getpid()
+        for session in self._sessions.values():
+            session.killed = session.killed or not session.exited
+            self._stop(session, grace_s)
+        self._next_sweep = time.monotonic()
+        self._more_lines = False
+        self._send({"event": "closing"})
+
+    def _done(self) -> bool:
+        if self._shutdown_until is None:
+            return False
+        return self._clean_final_sweeps >= _CLEAN_SWEEPS or time.monotonic() > self._shutdown_until
+
+    # -- small parts ------------------------------------------------------------------------------------------------
+
+    def _send(self, message: Line) -> None:
+        self._out += encode(message)
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._out and self._can_write:
+            try:
+                written = os.write(CONTROL_FD, self._out)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._can_write = False
+                return
+            del self._out[:written]
+
+    def _on_sigchld(self, _signum: int, _frame: object) -> None:
+        self._child_ended = True
+
+    def _on_sigterm(self, _signum: int, _frame: object) -> None:
+        self._term_asked = True
+
+
+def spawn(shell: str, command: str, *, cwd: str, env: Mapping[str, str], log: str) -> int:
+    """Start `shell -c command` as leader of a Unix session of its own; returns its pid.
+
+    Input is /dev/null; output and errors are appended to the file `log`. Nothing else is inherited but limits and
+    umask. No Python code runs between fork and exec. Raises StartError.
+    """
+    try:
+        log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except (OSError, ValueError) as error:
+        raise StartError(f"the agent's log {log!r} cannot be opened: {_why(error)}") from error
+    try:
+        os.chdir(cwd)
+    except (OSError, ValueError) as error:
+        os.close(log_fd)
+        raise StartError(
+            f"the agent's working directory {cwd!r} cannot be entered: {_why(error)}; check --agent-cwd"
+        ) from error
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, log_fd, 1),
+        (os.POSIX_SPAWN_DUP2, log_fd, 2),
+    ]
+    try:
+        return os.posix_spawnp(
+            shell,
+            [shell, "-c", command],
+            env,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_DEFAULT_SIGNALS,
+        )
+    except (OSError, ValueError) as error:
+        raise StartError(describe_exec_error(error, shell=shell, command=command, env=env)) from error
+    finally:
+        os.close(log_fd)
+        os.chdir("/")
+
+
+def describe_exec_error(error: OSError | ValueError, *, shell: str, command: str, env: Mapping[str, str]) -> str:
+    """Why the system did not start the agent, and what to do about it."""
+    text = f"the agent cannot be started with {shell!r}: {_why(error)}"
+    code = error.errno if isinstance(error, OSError) else None
+    if code == errno.ENOENT:
+        return f"{text}; install it or put its folder on PATH"
+    if code == errno.E2BIG:
+        size, name = max(((len(value), name) for name, value in env.items()), default=(0, ""))
+        return (
+            f"{text}; the command holds {len(command)} characters and the largest variable, {name}, {size}: shorten "
+            f"them or start with a cleared environment (--agent-env-clear)"
+        )
+    if code in (errno.EAGAIN, errno.ENOMEM):
+        return f"{text}; the limit on processes or memory is reached (ulimit -u, pids.max): run fewer agents at once"
+    return text
+
+
+def _why(error: OSError | ValueError) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+def _peek_exit(pid: int) -> tuple[int | None, int | None] | None:
+    """(exit code, signal) of a child that ended, which stays a zombie; None while it runs.
+
+    Where the system cannot look without reaping, the child is reaped, and its group's number is no longer held.
+    """
+    if _CAN_PEEK:
+        info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if info is None:
+            return None
+        return (info.si_status, None) if info.si_code == os.CLD_EXITED else (None, info.si_status)
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    if not ended:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    return (code, None) if code >= 0 else (None, -code)
+
+
+def _reap_pid(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def become_subreaper() -> bool:
+    """Ask the kernel to hand every orphan of this process's tree to it. False where that does not exist."""
+    if not sweep.LINUX:
+        return False
+    import ctypes
+
+    return ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def main() -> int:
+    become_subreaper()
+    Runner().run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

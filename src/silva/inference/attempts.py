@@ -1,0 +1,240 @@
+"""From one turn to as many engine calls as it takes: aborts keep their partial ids, faults are tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from silva.inference.engine import Engine
+from silva.state.session import Session
+from silva.types.clock import Clock
+from silva.types.errors import EngineFault
+from silva.types.generation import (
+    GenerateRequest,
+    GenerateResult,
+    Media,
+    SamplingParams,
+    VersionSpan,
+    append_span,
+)
+from silva.types.rollout import AttemptRecord
+
+MAX_ID = (1 << 31) - 1
+IDLE_ABORT_PAUSE_S = 0.05
+MAX_IDLE_ABORT_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """All that a turn sampled, over its attempts. `wait_s` is the time that it waited for the session's gate."""
+
+    result: GenerateResult
+    num_aborts: int
+    wait_s: float
+
+
+@dataclass(kw_only=True, slots=True)
+class _Sampled:
+    """Ids of the attempts so far."""
+
+    ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    kept_mass: list[float] = field(default_factory=list[float])
+    spans: tuple[VersionSpan, ...] = ()
+    cached_tokens: int | None = None
+    num_aborts: int = 0
+    wait_s: float = 0.0
+
+    def add(self, result: GenerateResult) -> None:
+        self.ids.extend(result.ids)
+        self.logprobs.extend(result.logprobs)
+        self.kept_mass.extend(result.kept_mass)
+        for span in result.version_spans:
+            self.spans = append_span(self.spans, span.length, span.version)
+        if self.cached_tokens is None:
+            self.cached_tokens = result.cached_tokens
+        self.num_aborts += result.finish_reason == "abort"
+
+    def generation(self, last: GenerateResult) -> Generation:
+        """The whole. An abort that came exactly at the end of the budget is a turn cut by length."""
+        if len(last.ids) == len(self.ids) and last.finish_reason != "abort":
+            return Generation(result=last, num_aborts=self.num_aborts, wait_s=self.wait_s)
+        result = GenerateResult(
+            ids=self.ids,
+            logprobs=self.logprobs,
+            kept_mass=self.kept_mass,
+            finish_reason="length" if last.finish_reason == "abort" else last.finish_reason,
+            version_spans=self.spans,
+            cached_tokens=self.cached_tokens or 0,
+            matched_stop=last.matched_stop,
+        )
+        return Generation(result=result, num_aborts=self.num_aborts, wait_s=self.wait_s)
+
+
+class EngineClient:
+    """Consumes a prompt, produces its generation, waits for the session's gate and the engine; woken by both.
+
+    `retry_delays_s` are the pauses before a faulty attempt is made again: one retry each. `counters` counts
+    `engine_fault`, `engine_abort` and `cut_after_stop_id`.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock, *, timeout_s: float, retry_delays_s: tuple[float, ...]):
+        self._engine = engine
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._retry_delays_s = retry_delays_s
+        self.counters: Counter[str] = Counter()
+        self._running: dict[str, str] = {}
+
+    async def sample(
+        self,
+        session: Session,
+        *,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        media: tuple[Media, ...] = (),
+    ) -> Generation:
+        """Sample one turn to its end. Raises EngineFault when the engine failed once more than there are retries."""
+        sampled = _Sampled()
+        num_faults = num_idle = attempt = 0
+        while True:
+            waiting_since_s = self._clock.monotonic_s()
+            await session.gate.wait()
+            sampled.wait_s += self._clock.monotonic_s() - waiting_since_s
+            request = GenerateRequest(
+                request_id=request_id,
+                session_id=session.session_id,
+                input_ids=prompt_ids + sampled.ids,
+                sampling=_rest_of(sampling, len(sampled.ids), attempt),
+                attempt=attempt,
+                media=media,
+            )
+            attempt += 1
+            result = await self._attempt(session, request, may_fail=num_faults < len(self._retry_delays_s))
+            if result is None:
+                await self._clock.sleep(self._retry_delays_s[num_faults])
+                num_faults += 1
+                continue
+            num_faults = 0
+            sampled.add(result)
+            if result.finish_reason != "abort" or len(sampled.ids) >= sampling.max_new_tokens:
+                return sampled.generation(result)
+            num_idle = 0 if result.ids else num_idle + 1
+            if num_idle:
+                await self._clock.sleep(min(IDLE_ABORT_PAUSE_S * 2 ** min(num_idle, 8), MAX_IDLE_ABORT_PAUSE_S))
+
+    async def abort_running(self, session_ids: Iterable[str] | None = None) -> int:
+        """Abort the running attempts of these sessions (None: of all). Returns how many were told."""
+        wanted = None if session_ids is None else set(session_ids)
+        ids = [request_id for request_id, owner in self._running.items() if wanted is None or owner in wanted]
+        for request_id in ids:
+            await self._engine.abort(request_id)
+        return len(ids)
+
+    async def _attempt(self, session: Session, request: GenerateRequest, *, may_fail: bool) -> GenerateResult | None:
+        """One engine call, recorded. None: it failed and may be made again."""
+        started_s = session.since_start_s()
+        result: GenerateResult | None = None
+        error = "cancelled"
+        try:
+            self._running[request.request_id] = request.session_id
+            result = self._checked(request, await self._generate(request))
+            self.counters["engine_abort"] += result.finish_reason == "abort"
+            return result
+        except EngineFault as fault:
+            error = str(fault)
+            self.counters["engine_fault"] += 1
+            if not may_fail:
+                raise
+            return None
+        finally:
+            self._running.pop(request.request_id, None)
+            session.attempts.append(_record(session, request, result, started_s, error))
+
+    async def _generate(self, request: GenerateRequest) -> GenerateResult:
+        answer = asyncio.ensure_future(self._engine.generate(request))
+        timer = asyncio.ensure_future(self._clock.sleep(self._timeout_s))
+        try:
+            await asyncio.wait({answer, timer}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            raise EngineFault(f"the engine gave no answer within {self._timeout_s:g} s (--engine-timeout-s)")
+        finally:
+            timer.cancel()
+            if not answer.done():
+                answer.cancel()
+                await asyncio.gather(answer, return_exceptions=True)
+
+    def _checked(self, request: GenerateRequest, result: GenerateResult) -> GenerateResult:
+        """The answer, cut behind its first stop id. Raises EngineFault where it breaks the engine's contract."""
+        if not result.ids:
+            if result.finish_reason == "abort":
+                return result
+            raise EngineFault(f"the engine ended request {request.request_id} ({result.finish_reason}) without any id")
+        if min(result.ids) < 0 or max(result.ids) > MAX_ID:
+            raise EngineFault(f"the engine returned an id that no vocabulary has for request {request.request_id}")
+        if len(result.ids) > request.sampling.max_new_tokens:
+            raise EngineFault(
+                f"the engine returned {len(result.ids)} ids for request {request.request_id}, which asked for at most "
+                f"{request.sampling.max_new_tokens}"
+            )
+        stops = set(request.sampling.stop_token_ids)
+        at = next((index for index, token in enumerate(result.ids) if token in stops), None)
+        if at is None:
+            return result
+        if at + 1 < len(result.ids):
+            self.counters["cut_after_stop_id"] += 1
+            result = cut_ids(result, at + 1)
+        if result.finish_reason == "stop" and result.matched_stop == result.ids[at]:
+            return result
+        return replace(result, finish_reason="stop", matched_stop=result.ids[at])
+
+
+def cut_ids(result: GenerateResult, num_ids: int) -> GenerateResult:
+    """The first `num_ids` ids of a result, with everything that belongs to them."""
+    spans: tuple[VersionSpan, ...] = ()
+    for span in result.version_spans:
+        spans = append_span(spans, max(0, min(span.length, num_ids - span.start)), span.version)
+    return replace(
+        result,
+        ids=result.ids[:num_ids],
+        logprobs=result.logprobs[:num_ids],
+        kept_mass=result.kept_mass[:num_ids],
+        version_spans=spans,
+    )
+
+
+def derived_seed(*parts: int | str) -> int:
+    """A 63-bit seed that depends on nothing but the parts."""
+    text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big") >> 1
+
+
+def _rest_of(sampling: SamplingParams, num_sampled: int, attempt: int) -> SamplingParams:
+    """Sampling of the next attempt. Each has its own seed: the same one again would repeat its random numbers."""
+    if attempt == 0:
+        return sampling
+    seed = None if sampling.seed is None else derived_seed(sampling.seed, attempt)
+    return replace(sampling, max_new_tokens=sampling.max_new_tokens - num_sampled, seed=seed)
+
+
+def _record(
+    session: Session, request: GenerateRequest, result: GenerateResult | None, started_s: float, error: str
+) -> AttemptRecord:
+    spans = result.version_spans if result else ()
+    return AttemptRecord(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        num_input=len(request.input_ids),
+        num_output=len(result.ids) if result else 0,
+        finish_reason=result.finish_reason if result else "error",
+        weight_version=spans[-1].version if spans else None,
+        cached_tokens=result.cached_tokens if result else 0,
+        started_s=started_s,
+        ended_s=session.since_start_s(),
+        error=None if result else error,
+    )

@@ -1,0 +1,460 @@
+"""The run ledger: what became of every prompt and every session of a run, in `RUN_DIR/run.db`.
+
+One process writes, through one thread; any number may read meanwhile (`silva.store.queries`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from silva.store.encode import safe_text, to_column
+from silva.store.files import DB_NAME, LedgerError, lock_run, open_writer
+from silva.store.rows import insert_session_rows
+from silva.types.clock import Clock, SystemClock
+from silva.types.rollout import Mode, PromptState, SessionRecord
+
+_MAX_BATCH = 256
+_OUR_MISTAKES = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)
+_FINAL_WITHOUT_REASON = ("trained", "delivered")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PendingPrompt:
+    """A prompt that has no end yet. `num_groups` groups were started for it so far."""
+
+    prompt_id: str
+    dataset: str
+    epoch: int
+    row: int
+    position: int
+    num_groups: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recovered:
+    """What a resumed run goes on with.
+
+    `pending` are the train prompts to run again, in order of issue; they are issued already. `next_position` is the
+    position of the next new prompt.
+    """
+
+    pending: list[PendingPrompt]
+    next_position: int
+    num_interrupted: int
+    num_rolled_back: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    write: Callable[[sqlite3.Connection], Any]
+    done: Future[Any]
+    durable: bool = False
+
+
+class RunLedger:
+    """Writes the run ledger.
+
+    Every writing method checks its caller at once (AssertionError), queues the write and returns a Future of it; the
+    writer thread takes what is queued into one transaction, in order of call. Once a write failed, its Future, all
+    later ones and every later call raise: nothing is lost without a word. Futures cannot be cancelled. Methods may be
+    called from any thread; only `flush`, `recover` and `close` block. A record must not change once it was handed over.
+
+    Without `resume` the file is created; LedgerError if it exists. A killed process loses at most what was queued, a
+    loss of power what came after the last flush.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        *,
+        clock: Clock | None = None,
+        busy_timeout_s: float = 30.0,
+        resume: bool = False,
+    ):
+        self.path = Path(run_dir) / DB_NAME
+        self._clock = clock or SystemClock()
+        self._lock_file = lock_run(Path(run_dir), must_exist=resume)
+        try:
+            self._conn = open_writer(self.path, busy_timeout_s, resume=resume)
+        except BaseException:
+            self._lock_file.close()
+            raise
+        self._mutex = threading.Lock()
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._recovered = not resume
+        self._pending: dict[str, Mode] = {}
+        self._reopenable: set[str] = set()
+        self._groups: dict[str, tuple[str, Mode, int]] = {}
+        self._running: dict[str, tuple[str, Mode]] = {}
+        self._thread = threading.Thread(target=self._serve, name="silva-ledger", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open_existing(
+        cls, run_dir: str | Path, *, clock: Clock | None = None, busy_timeout_s: float = 30.0
+    ) -> RunLedger:
+        """Open the ledger of a stopped run to go on with it. `recover` must be the first call."""
+        return cls(run_dir, clock=clock, busy_timeout_s=busy_timeout_s, resume=True)
+
+    def __enter__(self) -> RunLedger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Prompts
+
+    def issue_prompt(
+        self, prompt_id: str, *, dataset: str, epoch: int, row: int, position: int, mode: Mode = "train"
+    ) -> Future[None]:
+        """One use of one dataset row begins. An id is used once (an eval prompt again after `recover` closed it)."""
+        values = (prompt_id, mode, safe_text(dataset), epoch, row, position)
+        with self._mutex:
+            self._check_usable()
+            assert prompt_id not in self._pending, f"prompt {prompt_id} is pending already"
+            self._pending[prompt_id] = mode
+            if prompt_id in self._reopenable:
+                self._reopenable.discard(prompt_id)
+                return self._put(
+                    _execute("UPDATE prompts SET state = 'pending', step = NULL WHERE prompt_id = ?", (prompt_id,))
+                )
+            return self._put(
+                _execute(
+                    "INSERT INTO prompts (prompt_id, mode, dataset, epoch, row, position) VALUES (?, ?, ?, ?, ?, ?)",
+                    values,
+                )
+            )
+
+    def end_prompts(
+        self, prompt_ids: Iterable[str], state: PromptState, *, reason: str | None = None, step: int
+    ) -> Future[None]:
+        """Give pending prompts their final state, all in one transaction.
+
+        `step` is the train step that consumed them (or the step at which they were given up). AssertionError if one is
+        not pending. `filtered`, `dropped` and `stale` need a reason.
+        """
+        ids = list(prompt_ids)
+        assert state != "pending", "a prompt cannot end as pending"
+        assert reason or state in _FINAL_WITHOUT_REASON, f"prompts end as {state} without a reason"
+        with self._mutex:
+            self._check_usable()
+            assert len(set(ids)) == len(ids), f"a prompt is named twice in {ids}"
+            for prompt_id in ids:
+                assert prompt_id in self._pending, f"prompt {prompt_id} is not pending: unknown, or ended already"
+            for prompt_id in ids:
+                del self._pending[prompt_id]
+            ended = set(ids)
+            self._groups = {key: group for key, group in self._groups.items() if group[0] not in ended}
+            rows = [(state, reason and safe_text(reason), step, prompt_id) for prompt_id in ids]
+            return self._put(
+                lambda conn: _set_each(
+                    conn,
+                    "UPDATE prompts SET state = ?, reason = ?, step = ? WHERE prompt_id = ? AND state = 'pending'",
+                    rows,
+                )
+            )
+
+    # Groups and sessions
+
+    def start_group(self, group_id: str, *, prompt_id: str, n: int, rollout_id: int, attempt: int = 0) -> Future[None]:
+        """A pending prompt gets a group of `n` slots in rollout step `rollout_id`. The mode is the prompt's."""
+        assert n >= 1 and attempt >= 0, f"group {group_id}: n {n}, attempt {attempt}"
+        with self._mutex:
+            self._check_usable()
+            assert group_id not in self._groups, f"group {group_id} was started already"
+            mode = self._pending.get(prompt_id)
+            assert mode is not None, f"group {group_id}: prompt {prompt_id} is not pending"
+            self._groups[group_id] = (prompt_id, mode, n)
+            values = (group_id, prompt_id, mode, n, rollout_id, attempt)
+            return self._put(_execute("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?)", values))
+
+    def start_session(self, session_id: str, *, group_id: str, slot: int, try_index: int = 0) -> Future[None]:
+        """A session starts in a slot of a started group; a retry is a new session in the same slot."""
+        started_s = self._clock.wall_s()
+        assert session_id == safe_text(session_id), f"session id {session_id!r} is no valid text"
+        with self._mutex:
+            self._check_usable()
+            assert session_id not in self._running, f"session {session_id} is running already"
+            assert group_id in self._groups, (
+                f"session {session_id}: group {group_id} was not started, or its prompt ended"
+            )
+            _, mode, n = self._groups[group_id]
+            assert 0 <= slot < n and try_index >= 0, f"session {session_id}: slot {slot} of {n}, try {try_index}"
+            self._running[session_id] = (group_id, mode)
+            values = (session_id, group_id, slot, try_index, mode, started_s)
+            return self._put(
+                _execute(
+                    "INSERT INTO sessions (session_id, group_id, slot, try_index, mode, started_s) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    values,
+                )
+            )
+
+    def end_session(self, record: SessionRecord) -> Future[None]:
+        """Write a session that ended: its row, nodes, requests, attempts and samples, all or nothing.
+
+        AssertionError on the Future if a sample is not what its lineage of nodes says.
+        """
+        where = f"session {record.session_id}"
+        assert record.status != "running", f"{where} cannot end as running"
+        assert bool(record.samples) == (record.status == "exported"), (
+            f"{where} is {record.status} with {len(record.samples)} samples"
+        )
+        assert record.reason or record.status == "exported", f"{where} is {record.status} without a reason"
+        assert record.reward is None or math.isfinite(record.reward), f"{where}: reward {record.reward}"
+        for sample in record.samples:
+            assert sample.session_id == record.session_id and sample.group_id == record.group_id, (
+                f"{where} holds a sample of session {sample.session_id}, group {sample.group_id}"
+            )
+        ended_s = self._clock.wall_s()
+        with self._mutex:
+            self._check_usable()
+            assert self._running.get(record.session_id) == (record.group_id, record.mode), (
+                f"{where} is not running in group {record.group_id} as {record.mode}"
+            )
+            del self._running[record.session_id]
+            return self._put(lambda conn: insert_session_rows(conn, record, ended_s))
+
+    def set_credits(self, credits: Iterable[tuple[str, str | None, float]]) -> Future[None]:
+        """Write (session id, context name, credit) for samples of ended sessions, in one transaction."""
+        rows: list[tuple[object, ...]] = []
+        for session_id, name, credit in credits:
+            assert math.isfinite(credit), f"session {session_id}, context {name!r}: credit {credit}"
+            rows.append((credit, session_id, None if name is None else safe_text(name)))
+        return self._submit(
+            lambda conn: _set_each(conn, "UPDATE samples SET credit = ? WHERE session_id = ? AND name IS ?", rows)
+        )
+
+    def set_rewards(self, rewards: Iterable[tuple[str, str | None, float | None]]) -> Future[None]:
+        """Overwrite rewards of samples of ended sessions, as a reward model for whole groups does.
+
+        Entries are (session id, context name, reward). The session's own reward becomes that of its first context that
+        has one.
+        """
+        rows: list[tuple[object, ...]] = []
+        for session_id, name, reward in rewards:
+            assert reward is None or math.isfinite(reward), f"session {session_id}, context {name!r}: reward {reward}"
+            rows.append((reward, session_id, None if name is None else safe_text(name)))
+
+        def write(conn: sqlite3.Connection) -> None:
+            _set_each(conn, "UPDATE samples SET reward = ? WHERE session_id = ? AND name IS ?", rows)
+            conn.executemany(
+                "UPDATE sessions SET reward = (SELECT reward FROM samples s WHERE s.session_id = sessions.session_id "
+                "AND s.reward IS NOT NULL ORDER BY s.seq LIMIT 1) WHERE session_id = ?",
+                {(row[1],) for row in rows},
+            )
+
+        return self._submit(write)
+
+    def event(self, kind: str, detail: object = None) -> Future[None]:
+        """Something worth keeping that is no session: a step, an update of the weights, a warning."""
+        values = (self._clock.wall_s(), kind, to_column(detail))
+        return self._submit(_execute("INSERT INTO events (at_s, kind, detail) VALUES (?, ?, ?)", values))
+
+    # The file
+
+    def flush_future(self) -> Future[None]:
+        """Done when all that was called before is on the disk, safe from a loss of power too."""
+        return self._submit(lambda _: None, durable=True)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Block until all that was called before is on the disk."""
+        self.flush_future().result(timeout_s)
+
+    def recover(self, *, step: int) -> Recovered:
+        """Bring the ledger of a run that stopped to the state of a checkpoint taken after train step `step`.
+
+        Sessions that were running end as cancelled, reason `interrupted`. Prompts whose end was recorded for a later
+        step are pending again, reason `rolled_back`. Eval prompts are not resumed: open ones are dropped as
+        `interrupted`, those of later steps as `rolled_back`; either may be issued again. Blocks; one transaction.
+        """
+        now_s = self._clock.wall_s()
+        with self._mutex:
+            assert not self._recovered, "recover is the first call after open_existing, and the only one"
+            self._recovered = True
+            self._check_usable()
+            written = self._put(lambda conn: _recover(conn, step, now_s))
+        recovered, reopenable = written.result()
+        with self._mutex:
+            self._pending = {prompt.prompt_id: "train" for prompt in recovered.pending}
+            self._reopenable = reopenable
+        return recovered
+
+    def close(self) -> None:
+        """Write what is queued, end the thread, release the file. Raises if a write failed. May be called twice."""
+        with self._mutex:
+            first, self._closed = not self._closed, True
+            if first:
+                self._queue.put(None)
+        self._thread.join()
+        if first and self._failure is not None:
+            raise self._failure
+
+    def _check_usable(self) -> None:
+        assert not self._closed, "the run ledger is closed"
+        assert self._recovered, "recover is the first call after open_existing"
+        if self._failure is not None:
+            raise self._failure
+
+    def _submit(self, write: Callable[[sqlite3.Connection], Any], *, durable: bool = False) -> Future[Any]:
+        with self._mutex:
+            self._check_usable()
+            return self._put(write, durable=durable)
+
+    def _put(self, write: Callable[[sqlite3.Connection], Any], *, durable: bool = False) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_running_or_notify_cancel()  # a caller that stops waiting must not undo its write
+        self._queue.put(_Job(write, done, durable))
+        return done
+
+    # The writer thread
+
+    def _serve(self) -> None:
+        """Consumes the queue, waits for calls, produces transactions; ended by the None that `close` puts."""
+        open_ = True
+        while open_:
+            batch, open_ = self._next_batch()
+            if batch:
+                self._write(batch)
+        try:
+            self._conn.close()
+        except sqlite3.Error as error:
+            self._fail(error)
+        self._lock_file.close()
+
+    def _next_batch(self) -> tuple[list[_Job], bool]:
+        batch: list[_Job] = []
+        job = self._queue.get()
+        while job is not None:
+            batch.append(job)
+            if len(batch) == _MAX_BATCH:
+                return batch, True
+            try:
+                job = self._queue.get_nowait()
+            except Empty:
+                return batch, True
+        return batch, False
+
+    def _write(self, batch: list[_Job]) -> None:
+        """One transaction. Jobs before a failing one are kept, it and all later ones fail."""
+        results: list[Any] = []
+        if self._failure is None:
+            try:
+                self._conn.execute("BEGIN IMMEDIATE")
+                for job in batch:
+                    self._conn.execute("SAVEPOINT job")
+                    results.append(job.write(self._conn))
+                    self._conn.execute("RELEASE job")
+            except Exception as error:  # noqa: BLE001 - whatever a write raises belongs to its caller, not to this thread
+                self._fail(error)
+                self._undo_job()
+            results = results if self._commit(durable=any(job.durable for job in batch)) else []
+        for index, job in enumerate(batch):
+            if index < len(results):
+                job.done.set_result(results[index])
+            else:
+                job.done.set_exception(self._failure)
+
+    def _undo_job(self) -> None:
+        try:
+            if self._conn.in_transaction:
+                self._conn.execute("ROLLBACK TO job")
+        except sqlite3.Error as error:  # no savepoint yet, or SQLite undid the whole transaction itself
+            self._fail(error)
+
+    def _commit(self, *, durable: bool) -> bool:
+        """Whether the jobs that ran are in the file now."""
+        if not self._conn.in_transaction:
+            return False
+        try:
+            self._conn.execute("COMMIT")
+            if durable:
+                self._sync()
+        except (sqlite3.Error, OSError) as error:
+            self._fail(error)
+            if self._conn.in_transaction:
+                self._conn.execute("ROLLBACK")
+            return False
+        return True
+
+    def _sync(self) -> None:
+        """WAL with synchronous NORMAL leaves commits to the system's cache; this waits for the disk."""
+        wal = self.path.with_name(DB_NAME + "-wal")
+        with suppress(FileNotFoundError), wal.open("rb") as file:  # no log: all of it is in the database already
+            os.fsync(file.fileno())
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is not None:
+            return
+        if isinstance(error, sqlite3.DatabaseError | OSError) and not isinstance(error, _OUR_MISTAKES):
+            self._failure = LedgerError(
+                f"the run ledger {self.path} cannot be written: {error}. Nothing after this point is recorded. "
+                f"Make room (or end the other program that locks the file), then go on with --resume {self.path.parent}"
+            )
+        else:
+            self._failure = AssertionError(
+                f"the run ledger {self.path} refused a record: {type(error).__name__}: {error}"
+            )
+        self._failure.__cause__ = error
+
+
+def _execute(sql: str, values: tuple[object, ...]) -> Callable[[sqlite3.Connection], None]:
+    def write(conn: sqlite3.Connection) -> None:
+        conn.execute(sql, values)
+
+    return write
+
+
+def _set_each(conn: sqlite3.Connection, sql: str, rows: Iterable[tuple[object, ...]]) -> None:
+    """Run an UPDATE per row; each must change exactly one."""
+    for row in rows:
+        changed = conn.execute(sql, row).rowcount
+        assert changed == 1, f"{changed} rows changed, not 1, by {row}"
+
+
+def _recover(conn: sqlite3.Connection, step: int, now_s: float) -> tuple[Recovered, set[str]]:
+    num_interrupted = conn.execute(
+        "UPDATE sessions SET status = 'cancelled', reason = 'interrupted', ended_s = ? WHERE status = 'running'",
+        (now_s,),
+    ).rowcount
+    num_rolled_back = conn.execute(
+        "UPDATE prompts SET state = 'pending', reason = 'rolled_back', step = NULL WHERE mode = 'train' AND step > ?",
+        (step,),
+    ).rowcount
+    conn.execute(
+        "UPDATE prompts SET reason = CASE state WHEN 'pending' THEN 'interrupted' ELSE 'rolled_back' END, "
+        "state = 'dropped', step = coalesce(step, ?) WHERE mode = 'eval' AND (state = 'pending' OR step > ?)",
+        (step, step),
+    )
+    reopenable = conn.execute(
+        "SELECT prompt_id FROM prompts WHERE mode = 'eval' AND state = 'dropped' "
+        "AND reason IN ('interrupted', 'rolled_back')"
+    ).fetchall()
+    pending = conn.execute(
+        "SELECT prompt_id, dataset, epoch, row, position, "
+        "(SELECT count(*) FROM groups g WHERE g.prompt_id = p.prompt_id) FROM prompts p "
+        "WHERE mode = 'train' AND state = 'pending' ORDER BY position"
+    ).fetchall()
+    (last,) = conn.execute("SELECT max(position) FROM prompts WHERE mode = 'train'").fetchone()
+    recovered = Recovered(
+        pending=[
+            PendingPrompt(prompt_id=a, dataset=b, epoch=c, row=d, position=e, num_groups=f)
+            for a, b, c, d, e, f in pending
+        ],
+        next_position=0 if last is None else last + 1,
+        num_interrupted=num_interrupted,
+        num_rolled_back=num_rolled_back,
+    )
+    return recovered, {prompt_id for (prompt_id,) in reopenable}

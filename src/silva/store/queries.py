@@ -1,0 +1,387 @@
+"""Questions to the run ledger. Connections are read-only and work beside a live writer as well as on a finished run."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from silva.store.encode import safe_text, unpack_floats, unpack_ids
+from silva.store.files import DB_NAME, LedgerError, schema_version, unreadable
+from silva.store.rows import join_spans, lineage
+from silva.types.rollout import Mode, TrainingSample
+
+JsonDoc = dict[str, Any]
+
+NO_REASON = "none"
+"""Stands in counts for a state that needs no reason, such as `trained`."""
+
+
+@contextmanager
+def open_run(run_dir: str | Path) -> Iterator[sqlite3.Connection]:
+    """A read-only connection to a run's ledger that sees one moment of it.
+
+    LedgerError if there is no ledger or it is damaged.
+    """
+    path = Path(run_dir) / DB_NAME
+    if not path.is_file():
+        what = "holds no run" if Path(run_dir).is_dir() else "is not a directory"
+        raise LedgerError(f"{run_dir} {what}: there is no {path}")
+    conn: sqlite3.Connection | None = None
+    try:
+        conn = _connect(path)
+        yield conn
+    except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
+        raise unreadable(path, error) from error
+    finally:
+        if conn is not None:
+            conn.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    uri = path.absolute().as_uri() + "?mode=ro"
+    try:
+        return _begin(uri, path)
+    except sqlite3.OperationalError:
+        # A directory that we may not write has no place for the index of the log; without a log none is needed.
+        if path.with_name(DB_NAME + "-wal").exists():
+            raise
+        return _begin(uri + "&immutable=1", path)
+
+
+def _begin(uri: str, path: Path) -> sqlite3.Connection:
+    conn = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10.0)
+    try:
+        conn.row_factory = sqlite3.Row
+        conn.execute("BEGIN")
+        if schema_version(conn, path) is None:
+            raise LedgerError(f"{path} is an empty ledger: that run is starting just now, or stopped while it started")
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+def counts(conn: sqlite3.Connection) -> JsonDoc:
+    """`{"prompts": {state: {reason: n}}, "sessions": {status: {reason: n}}, "eval": {the same two}}`.
+
+    The outer two count what is for training. States without a reason are counted under "none".
+    """
+    return {**_counts(conn, "train"), "eval": _counts(conn, "eval")}
+
+
+def _counts(conn: sqlite3.Connection, mode: Mode) -> JsonDoc:
+    doc: JsonDoc = {}
+    for table, column in (("prompts", "state"), ("sessions", "status")):
+        doc[table] = {}
+        query = (
+            f"SELECT {column}, coalesce(reason, ?), count(*) FROM {table} WHERE mode = ? GROUP BY 1, 2 ORDER BY 1, 2"
+        )
+        for state, reason, number in conn.execute(query, (NO_REASON, mode)):
+            doc[table].setdefault(state, {})[reason] = number
+    return doc
+
+
+def check_ledgers(conn: sqlite3.Connection, *, finished: bool = False) -> None:
+    """AssertionError, with everything found, unless the ledgers add up.
+
+    The schema itself holds that each prompt and session is in exactly one state, with a reason where one is needed.
+    Here: all rows belong together, each slot of a group yields at most one session, an exported session has samples and
+    no other has, retries follow a failed or cancelled session of their slot, and a consumed prompt has an exported
+    session. With `finished`, nothing runs any more.
+    """
+    checks = [*_CHECKS, *(_FINISHED_CHECKS if finished else ())]
+    found: list[str] = [
+        f"{what}: {', '.join(str(tuple(row)) for row in rows)}"
+        for what, query in checks
+        if (rows := conn.execute(f"{query} LIMIT 5").fetchall())
+    ]
+    found += [f"a row of {row[0]} names a missing row of {row[2]}" for row in conn.execute("PRAGMA foreign_key_check")]
+    if found:
+        raise AssertionError("the ledgers do not add up:\n" + "\n".join(found))
+
+
+_CHECKS = (
+    (
+        "group and prompt are of different modes",
+        "SELECT g.group_id FROM groups g JOIN prompts p USING (prompt_id) WHERE g.mode <> p.mode",
+    ),
+    (
+        "session and group are of different modes, or the slot is none of the group's",
+        "SELECT session_id FROM sessions s JOIN groups g USING (group_id) WHERE s.mode <> g.mode OR s.slot >= g.n",
+    ),
+    (
+        "exported without samples",
+        "SELECT session_id FROM sessions WHERE status = 'exported' "
+        "AND session_id NOT IN (SELECT session_id FROM samples)",
+    ),
+    (
+        "samples of a session that is not exported",
+        "SELECT DISTINCT session_id FROM samples JOIN sessions USING (session_id) WHERE status <> 'exported'",
+    ),
+    (
+        "more than one session of a slot runs or was exported",
+        "SELECT group_id, slot, count(*) FROM sessions WHERE status IN ('running', 'exported') "
+        "GROUP BY group_id, slot HAVING count(*) > 1",
+    ),
+    (
+        "a retry without the try before it, or after one that succeeded",
+        "SELECT s.session_id FROM sessions s WHERE s.try_index > 0 AND NOT EXISTS (SELECT 1 FROM sessions t "
+        "WHERE t.group_id = s.group_id AND t.slot = s.slot AND t.try_index = s.try_index - 1 "
+        "AND t.status IN ('failed', 'cancelled'))",
+    ),
+    (
+        "trained or delivered without an exported session",
+        "SELECT prompt_id FROM prompts WHERE state IN ('trained', 'delivered') AND prompt_id NOT IN "
+        "(SELECT prompt_id FROM groups JOIN sessions USING (group_id) WHERE status = 'exported')",
+    ),
+    (
+        "a request names a node that its session lacks",
+        "SELECT session_id, request_id FROM requests r WHERE node_id IS NOT NULL AND NOT EXISTS "
+        "(SELECT 1 FROM nodes n WHERE n.session_id = r.session_id AND n.node_id = r.node_id)",
+    ),
+    (
+        "two prompts with one position",
+        "SELECT position, count(*) FROM prompts WHERE mode = 'train' GROUP BY position HAVING count(*) > 1",
+    ),
+)
+
+_FINISHED_CHECKS = (("still running", "SELECT session_id FROM sessions WHERE status = 'running'"),)
+
+
+def show_run(run_dir: str | Path) -> JsonDoc:
+    """`{"run", "counts", "groups": [...], "sessions": [...]}`, as `silva show RUN --json` prints it."""
+    with open_run(run_dir) as conn:
+        return {
+            "run": safe_text(str(run_dir)),
+            "counts": counts(conn),
+            "groups": [
+                dict(row)
+                for row in conn.execute(
+                    "SELECT group_id, prompt_id, mode, n, rollout_id, attempt FROM groups ORDER BY rowid"
+                )
+            ],
+            "sessions": [
+                dict(row)
+                for row in conn.execute(
+                    "SELECT session_id, group_id, mode, status, reason, reward FROM sessions ORDER BY rowid"
+                )
+            ],
+        }
+
+
+def show_session(run_dir: str | Path, session_id: str) -> JsonDoc:
+    """One session with its nodes, samples and requests. A live one is `running`, its lists are empty.
+
+    LedgerError, naming close ids, if there is no such session.
+    """
+    with open_run(run_dir) as conn:
+        row = conn.execute(
+            "SELECT session_id, group_id, mode, status, reason, error, reward, metadata FROM sessions "
+            "WHERE session_id = ?",
+            (safe_text(session_id),),
+        ).fetchone()
+        if row is None:
+            raise _no_session(conn, run_dir, session_id)
+        return {
+            **dict(row),
+            "metadata": json.loads(row["metadata"]),
+            "nodes": [{key: node[key] for key in _NODE_KEYS} for node in map(_node_doc, _nodes(conn, session_id))],
+            "samples": [_sample_doc(sample) for sample in load_samples(conn, session_id)],
+            "requests": [_request_doc(request) for request in _requests(conn, session_id)],
+        }
+
+
+_NODE_KEYS = (
+    "node_id",
+    "parent_id",
+    "state_key",
+    "kind",
+    "messages",
+    "token_ids",
+    "loss_mask",
+    "logprobs",
+    "weight_spans",
+    "finish_reason",
+    "num_aborts",
+)
+
+
+def load_samples(conn: sqlite3.Connection, session_id: str) -> list[TrainingSample]:
+    """The samples of an exported session, their token lists joined from the nodes of their lineage."""
+    rows = conn.execute(
+        "SELECT m.*, s.group_id FROM samples m JOIN sessions s USING (session_id) WHERE session_id = ? ORDER BY seq",
+        (safe_text(session_id),),
+    ).fetchall()
+    nodes = {node["node_id"]: _node_doc(node) for node in _nodes(conn, session_id)} if rows else {}
+    return [_sample(row, nodes) for row in rows]
+
+
+def _sample(row: sqlite3.Row, nodes: dict[int, JsonDoc]) -> TrainingSample:
+    parents = {node_id: node["parent_id"] for node_id, node in nodes.items()}
+    path = [nodes[node_id] for node_id in lineage(row["node_id"], parents)]
+    mask, logprobs, kept_mass = (
+        [value for node in path for value in node[key]] for key in ("loss_mask", "logprobs", "kept_mass")
+    )
+    for start, length in json.loads(row["masked"]):
+        mask[start : start + length] = [0] * length
+        logprobs[start : start + length] = [0.0] * length
+        kept_mass[start : start + length] = [1.0] * length
+    return TrainingSample(
+        session_id=row["session_id"],
+        group_id=row["group_id"],
+        name=row["name"],
+        node_id=row["node_id"],
+        prompt_len=row["prompt_len"],
+        token_ids=[i for node in path for i in node["token_ids"]],
+        loss_mask=mask,
+        logprobs=logprobs,
+        kept_mass=kept_mass,
+        version_spans=join_spans((len(node["token_ids"]), node["weight_spans"]) for node in path),
+        reward=row["reward"],
+        credit=row["credit"],
+        num_turns=row["num_turns"],
+        truncated=bool(row["truncated"]),
+        metadata=json.loads(row["metadata"]),
+    )
+
+
+def _nodes(conn: sqlite3.Connection, session_id: str) -> Iterator[sqlite3.Row]:
+    return conn.execute("SELECT * FROM nodes WHERE session_id = ? ORDER BY node_id", (safe_text(session_id),))
+
+
+def _requests(conn: sqlite3.Connection, session_id: str) -> Iterator[sqlite3.Row]:
+    return conn.execute("SELECT * FROM requests WHERE session_id = ? ORDER BY seq", (safe_text(session_id),))
+
+
+def _node_doc(row: sqlite3.Row) -> JsonDoc:
+    mask = list(row["loss_mask"])
+    return {
+        "node_id": row["node_id"],
+        "parent_id": row["parent_id"],
+        "state_key": row["state_key"],
+        "kind": row["kind"],
+        "messages": json.loads(row["messages"]),
+        "token_ids": unpack_ids(row["token_ids"]),
+        "loss_mask": mask,
+        "logprobs": _spread(unpack_floats(row["logprobs"]), mask, 0.0),
+        "kept_mass": _spread(unpack_floats(row["kept_mass"]), mask, 1.0),
+        "weight_spans": json.loads(row["version_spans"]),
+        "finish_reason": row["finish_reason"],
+        "num_aborts": row["num_aborts"],
+    }
+
+
+def _spread(values: list[float], mask: list[int], elsewhere: float) -> list[float]:
+    """One value an id from one value a sampled id."""
+    following = iter(values)
+    return [next(following) if flag else elsewhere for flag in mask]
+
+
+def _sample_doc(sample: TrainingSample) -> JsonDoc:
+    return {
+        "name": sample.name,
+        "node_id": sample.node_id,
+        "prompt_len": sample.prompt_len,
+        "token_ids": sample.token_ids,
+        "loss_mask": sample.loss_mask,
+        "logprobs": sample.logprobs,
+        "reward": sample.reward,
+        "credit": sample.credit,
+        "metadata": sample.metadata,
+    }
+
+
+def _request_doc(row: sqlite3.Row) -> JsonDoc:
+    def parsed(column: str) -> Any:
+        return None if row[column] is None else json.loads(row[column])
+
+    return {
+        "request_id": row["request_id"],
+        "protocol": row["protocol"],
+        "stream": bool(row["stream"]),
+        "match": row["match"],
+        "repairs": parsed("repairs"),
+        "difference": parsed("difference"),
+        "node_id": row["node_id"],
+        "http_status": row["http_status"],
+        "error_code": row["error_code"],
+        "finish_reason": row["finish_reason"],
+        "usage": parsed("usage"),
+        "arrived_s": row["arrived_s"],
+        "wait_s": row["wait_s"],
+        "latency_s": row["latency_s"],
+    }
+
+
+def _no_session(conn: sqlite3.Connection, run_dir: str | Path, session_id: str) -> LedgerError:
+    known = [row[0] for row in conn.execute("SELECT session_id FROM sessions ORDER BY rowid DESC LIMIT 20000")]
+    close = [name for name in known if session_id and name.startswith(session_id)][:3]
+    close = close or difflib.get_close_matches(session_id, known[:2000], n=3, cutoff=0.5)
+    if close:
+        hint = "did you mean " + " or ".join(close) + "?"
+    elif known:
+        hint = f"silva show {run_dir} lists its sessions"
+    else:
+        hint = "it has no sessions yet"
+    return LedgerError(f"the run in {run_dir} has no session {session_id!r}; {hint}")
+
+
+def accounting(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode = "train") -> JsonDoc:
+    """What became of the groups that were started in one rollout step.
+
+    Counts of prompts by state and of sessions by status (absent ones are 0), `failures` by reason, `turns` (responses
+    committed), `tokens` (ids sampled), `aborts`, and the mean of `reward` over the `rewarded` sessions that have one.
+    """
+    here = "groups WHERE rollout_id = ? AND mode = ?"
+    at = (rollout_id, mode)
+    prompts = dict(
+        conn.execute(
+            f"SELECT state, count(*) FROM prompts WHERE prompt_id IN (SELECT prompt_id FROM {here}) GROUP BY 1", at
+        ).fetchall()
+    )
+    sessions = f"sessions WHERE group_id IN (SELECT group_id FROM {here})"
+    statuses = dict(conn.execute(f"SELECT status, count(*) FROM {sessions} GROUP BY 1", at).fetchall())
+    failures = dict(
+        conn.execute(
+            f"SELECT reason, count(*) FROM {sessions} AND status = 'failed' GROUP BY 1 ORDER BY 1", at
+        ).fetchall()
+    )
+    rewarded, reward = conn.execute(f"SELECT count(reward), avg(reward) FROM {sessions}", at).fetchone()
+    turns, num_bytes, aborts = conn.execute(
+        "SELECT count(*), coalesce(sum(length(logprobs)), 0), coalesce(sum(num_aborts), 0) FROM nodes "
+        f"WHERE kind = 'response' AND session_id IN (SELECT session_id FROM {sessions})",
+        at,
+    ).fetchone()
+    states = ("trained", "delivered", "filtered", "dropped", "stale", "pending")
+    return {
+        "prompts": sum(prompts.values()),
+        **{state: prompts.get(state, 0) for state in states},
+        "sessions": sum(statuses.values()),
+        **{status: statuses.get(status, 0) for status in ("exported", "failed", "cancelled", "running")},
+        "failures": failures,
+        "turns": turns,
+        "tokens": num_bytes // 4,
+        "aborts": aborts,
+        "rewarded": rewarded,
+        "reward": reward,
+    }
+
+
+def accounting_line(rollout_id: int, account: JsonDoc) -> str:
+    """The log line of a finished rollout step: `AGENTIC ROLLOUT event=accounting_end rollout=N key=value ...`."""
+    fields = [f"{key}={_word(value)}" for key, value in account.items()]
+    return " ".join([f"AGENTIC ROLLOUT event=accounting_end rollout={rollout_id}", *fields])
+
+
+def _word(value: object) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{_word(key)}:{number}" for key, number in value.items()) or NO_REASON
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = NO_REASON if value is None else str(value)
+    return "".join(char if char.isprintable() and char not in " =,:" else "_" for char in text)

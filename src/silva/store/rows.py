@@ -1,0 +1,207 @@
+"""One ended session as rows of the run ledger, with the proof that its samples are what its nodes say."""
+
+from __future__ import annotations
+
+import sqlite3
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from itertools import chain, compress, repeat
+
+from silva.store.encode import pack_floats, pack_ids, pack_mask, runs_of, safe_text, spans_to_json, to_column
+from silva.types.generation import VersionSpan, check_spans
+from silva.types.rollout import AttemptRecord, NodeRecord, RequestRecord, SessionRecord, TrainingSample
+
+
+def insert_session_rows(conn: sqlite3.Connection, record: SessionRecord, ended_s: float) -> None:
+    """Write all rows of an ended session, inside the caller's transaction.
+
+    AssertionError if the record contradicts itself.
+    """
+    for node in record.nodes:
+        _check_node(record.session_id, node)
+    nodes = {node.node_id: node for node in record.nodes}
+    masked = [_masked_runs(sample, nodes) for sample in record.samples]
+    changed = conn.execute(
+        "UPDATE sessions SET status = ?, reason = ?, error = ?, reward = ?, metadata = ?, ended_s = ? "
+        "WHERE session_id = ? AND group_id = ? AND mode = ? AND status = 'running'",
+        (
+            record.status,
+            _text(record.reason),
+            _text(record.error),
+            _real(record.reward),
+            to_column(record.metadata),
+            ended_s,
+            record.session_id,
+            record.group_id,
+            record.mode,
+        ),
+    ).rowcount
+    assert changed == 1, f"session {record.session_id} of group {record.group_id} is not running as {record.mode}"
+    conn.executemany(
+        f"INSERT INTO nodes VALUES ({_marks(15)})", (_node_row(record.session_id, node) for node in record.nodes)
+    )
+    conn.executemany(
+        f"INSERT INTO requests VALUES ({_marks(17)})",
+        (_request_row(record.session_id, seq, request) for seq, request in enumerate(record.requests)),
+    )
+    conn.executemany(
+        f"INSERT INTO attempts VALUES ({_marks(12)})",
+        (_attempt_row(record.session_id, seq, attempt) for seq, attempt in enumerate(record.attempts)),
+    )
+    conn.executemany(
+        f"INSERT INTO samples VALUES ({_marks(11)})",
+        (_sample_row(seq, sample, runs) for seq, (sample, runs) in enumerate(zip(record.samples, masked, strict=True))),
+    )
+
+
+def lineage(node_id: int, parents: Mapping[int, int | None]) -> list[int]:
+    """Node ids from the root to `node_id`."""
+    path: list[int] = []
+    at: int | None = node_id
+    while at is not None:
+        assert len(path) <= len(parents), f"the parents of node {node_id} run in a circle"
+        path.append(at)
+        at = parents[at]
+    path.reverse()
+    return path
+
+
+def join_spans(parts: Iterable[tuple[int, Iterable[tuple[int, int, int]]]]) -> tuple[VersionSpan, ...]:
+    """The (start, length, version) spans of nodes in a row, each with its number of ids, as spans over all ids."""
+    joined: list[tuple[int, int, int]] = []
+    offset = 0
+    for num_ids, spans in parts:
+        for start, length, version in spans:
+            if joined and joined[-1][2] == version:
+                joined[-1] = (joined[-1][0], joined[-1][1] + length, version)
+            else:
+                joined.append((offset + start, length, version))
+        offset += num_ids
+    return tuple(VersionSpan(start=start, length=length, version=version) for start, length, version in joined)
+
+
+def _marks(count: int) -> str:
+    return ", ".join("?" * count)
+
+
+def _text(value: str | None) -> str | None:
+    return None if value is None else safe_text(value)
+
+
+def _real(value: float | None) -> float | None:
+    """A reward may be a Python int or bool of any size; the column holds floats."""
+    return None if value is None else float(value)
+
+
+def _check_node(session_id: str, node: NodeRecord) -> None:
+    num_ids = len(node.token_ids)
+    lengths = (len(node.loss_mask), len(node.logprobs), len(node.kept_mass))
+    where = f"session {session_id}, node {node.node_id}"
+    assert lengths == (num_ids, num_ids, num_ids), f"{where}: {num_ids} ids; mask, logprobs, kept mass: {lengths}"
+    check_spans(node.version_spans, num_ids)
+    unsampled = [not mask for mask in node.loss_mask]
+    assert not any(compress(node.logprobs, unsampled)), f"{where}: a logprob on an id whose mask is 0"
+    assert set(compress(node.kept_mass, unsampled)) <= {1.0}, f"{where}: a kept mass on an id whose mask is 0"
+
+
+def _masked_runs(sample: TrainingSample, nodes: Mapping[int, NodeRecord]) -> list[list[int]]:
+    """Where the sample masks ids that its lineage sampled. AssertionError if it differs from the lineage otherwise."""
+    where = f"session {sample.session_id}, sample {sample.name!r}"
+    assert sample.node_id in nodes, f"{where}: node {sample.node_id} is not in the record"
+    path = [nodes[at] for at in lineage(sample.node_id, {node.node_id: node.parent_id for node in nodes.values()})]
+    ids, mask, logprobs, kept_mass = (
+        list(chain.from_iterable(getattr(node, key) for node in path))
+        for key in ("token_ids", "loss_mask", "logprobs", "kept_mass")
+    )
+    assert sample.token_ids == ids, f"{where}: its ids are not its lineage's"
+    masked = [may != have for may, have in zip(mask, sample.loss_mask, strict=True)]
+    assert all(compress(mask, masked)), f"{where}: mask 1 on an id that was not sampled"
+    versions = [version for node in path for version in _versions(node.version_spans)]
+    for label, own, joined in (
+        ("logprobs", sample.logprobs, logprobs),
+        ("kept mass", sample.kept_mass, kept_mass),
+        ("weight versions", _versions(sample.version_spans), versions),
+    ):
+        same = array("f", compress(own, sample.loss_mask)) == array("f", compress(joined, sample.loss_mask))
+        assert same, f"{where}: its {label} differ from its lineage's"
+    return runs_of(masked) if any(masked) else []
+
+
+def _versions(spans: Iterable[VersionSpan]) -> list[int]:
+    return list(chain.from_iterable(repeat(span.version, span.length) for span in spans))
+
+
+def _node_row(session_id: str, node: NodeRecord) -> tuple[object, ...]:
+    return (
+        session_id,
+        node.node_id,
+        node.parent_id,
+        node.state_key,
+        node.kind,
+        to_column(node.messages),
+        pack_ids(node.token_ids),
+        pack_mask(node.loss_mask),
+        pack_floats(compress(node.logprobs, node.loss_mask)),
+        pack_floats(compress(node.kept_mass, node.loss_mask)),
+        spans_to_json(node.version_spans),
+        node.finish_reason,
+        node.num_aborts,
+        None if node.tools is None else to_column(node.tools),
+        None if node.template_kwargs is None else to_column(node.template_kwargs),
+    )
+
+
+def _request_row(session_id: str, seq: int, request: RequestRecord) -> tuple[object, ...]:
+    return (
+        session_id,
+        seq,
+        safe_text(request.request_id),
+        request.protocol,
+        request.stream,
+        request.match,
+        to_column(request.repairs),
+        None if request.difference is None else to_column(request.difference),
+        request.node_id,
+        request.http_status,
+        _text(request.error_code),
+        _text(request.finish_reason),
+        None if request.usage is None else to_column(asdict(request.usage)),
+        request.arrived_s,
+        request.wait_s,
+        request.latency_s,
+        to_column(request.ignored_fields),
+    )
+
+
+def _attempt_row(session_id: str, seq: int, attempt: AttemptRecord) -> tuple[object, ...]:
+    return (
+        session_id,
+        seq,
+        safe_text(attempt.request_id),
+        attempt.attempt,
+        attempt.num_input,
+        attempt.num_output,
+        attempt.finish_reason,
+        attempt.weight_version,
+        attempt.cached_tokens,
+        attempt.started_s,
+        attempt.ended_s,
+        _text(attempt.error),
+    )
+
+
+def _sample_row(seq: int, sample: TrainingSample, masked: list[list[int]]) -> tuple[object, ...]:
+    return (
+        sample.session_id,
+        seq,
+        _text(sample.name),
+        sample.node_id,
+        sample.prompt_len,
+        to_column(masked),
+        _real(sample.reward),
+        _real(sample.credit),
+        sample.num_turns,
+        sample.truncated,
+        to_column(sample.metadata),
+    )

@@ -1,0 +1,222 @@
+"""From samples to packed rows, with every denominator fixed before the batch is cut into micro-batches.
+
+A packed row holds the tokens of several samples one after the other; per-token quantities exist only for its N
+trainable tokens. Each of these carries its loss weight, so the loss of the global batch is the plain sum of
+`weight * token loss` over all rows, however the samples were dealt out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silva.types.errors import ConfigError, SilvaError
+from silva.types.rollout import TrainingSample
+
+Reduction = Literal["session_mean", "per_token", "seq_mean_token_sum_norm"]
+"""How token losses become one number.
+
+session_mean: mean over a session's trainable tokens (all its samples together), then over sessions. per_token: mean
+over all trainable tokens. seq_mean_token_sum_norm: sum over a session's trainable tokens divided by the maximum
+response length, then mean over sessions (Dr. GRPO).
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedRow:
+    """Documents that go through the model in one forward pass.
+
+    `_T` runs over all tokens of the row, `_N` over its trainable tokens in row order. The logits at `predict_N[n]`
+    predict `targets_N[n]`; `owners_N[n]` is the index of its sample in the batch, `places_N[n]` its place there.
+    """
+
+    token_ids_T: NDArray[np.int64]
+    position_ids_T: NDArray[np.int64]
+    document_lengths: tuple[int, ...]
+    predict_N: NDArray[np.int64]
+    targets_N: NDArray[np.int64]
+    owners_N: NDArray[np.int64]
+    places_N: NDArray[np.int64]
+    rollout_logprobs_N: NDArray[np.float64]
+    advantages_N: NDArray[np.float64]
+    weights_N: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        num_tokens = len(self.token_ids_T)
+        if sum(self.document_lengths) != num_tokens or len(self.position_ids_T) != num_tokens:
+            raise ValueError(
+                f"a packed row holds {num_tokens} tokens, {len(self.position_ids_T)} positions and documents of "
+                f"{sum(self.document_lengths)} tokens"
+            )
+        per_token = (self.targets_N, self.owners_N, self.places_N, self.rollout_logprobs_N, self.advantages_N)
+        lengths = [len(values_N) for values_N in (self.predict_N, *per_token, self.weights_N)]
+        if len(set(lengths)) != 1:
+            raise ValueError(f"the trainable tokens of a packed row do not line up: lengths {lengths}")
+        if lengths[0] and not (self.token_ids_T[self.predict_N + 1] == self.targets_N).all():
+            raise ValueError("a packed row would train tokens that do not follow the position that predicts them")
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids_T)
+
+    @property
+    def num_trainable(self) -> int:
+        return len(self.targets_N)
+
+    def gather(self, values: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
+        """What per-sample arrays (one a sample of the batch, of its length) hold for the trainable tokens: [N]."""
+        out_N = np.empty(self.num_trainable, dtype=np.float64)
+        for owner in np.unique(self.owners_N):
+            mine_N = self.owners_N == owner
+            out_N[mine_N] = values[owner][self.places_N[mine_N]]
+        return out_N
+
+    def scatter(self, values_N: NDArray[np.floating], into: Sequence[NDArray[np.floating]]) -> None:
+        """Write the values of the trainable tokens into per-sample arrays, as `gather` reads them."""
+        for owner in np.unique(self.owners_N):
+            mine_N = self.owners_N == owner
+            into[owner][self.places_N[mine_N]] = values_N[mine_N]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedBatch:
+    """The rows of one optimizer step. Samples without a trainable token are in no row but in the counts.
+
+    `num_sessions` counts logical sessions, `num_empty_sessions` those of them without a trainable token.
+    """
+
+    rows: tuple[PackedRow, ...]
+    num_samples: int
+    num_sessions: int
+    num_empty_sessions: int
+    num_trainable: int
+
+
+def pack_batch(
+    samples: Sequence[TrainingSample],
+    *,
+    micro_batch_size: int,
+    reduction: Reduction = "session_mean",
+    max_response_len: int | None = None,
+    loss_masks: Sequence[Sequence[int]] | None = None,
+) -> PackedBatch:
+    """Pack one global batch, `micro_batch_size` samples a row, in the order given.
+
+    `loss_masks` (one a sample, of its length) stands in for the samples' own masks where tokens are to be left out.
+    `max_response_len` (tokens) is needed by the reduction seq_mean_token_sum_norm. Raises ConfigError for an impossible
+    setting and SilvaError for a sample that cannot be trained, naming its session.
+    """
+    check_reduction(reduction, max_response_len)
+    if micro_batch_size < 1:
+        raise ConfigError(f"micro_batch_size is {micro_batch_size} samples; it must be at least 1")
+    masks = [_trainable(sample, None if loss_masks is None else loss_masks[i]) for i, sample in enumerate(samples)]
+    tokens_of_session: dict[str, int] = {}
+    for sample, mask_T in zip(samples, masks, strict=True):
+        tokens_of_session[sample.session_id] = tokens_of_session.get(sample.session_id, 0) + int(mask_T.sum())
+    num_trainable = sum(tokens_of_session.values())
+    weight_of_session = {
+        session_id: _token_weight(reduction, num, len(tokens_of_session), num_trainable, max_response_len)
+        for session_id, num in tokens_of_session.items()
+    }
+    used = [i for i, mask_T in enumerate(masks) if mask_T.any()]
+    rows = tuple(
+        _pack_row(samples, masks, weight_of_session, used[at : at + micro_batch_size])
+        for at in range(0, len(used), micro_batch_size)
+    )
+    return PackedBatch(
+        rows=rows,
+        num_samples=len(samples),
+        num_sessions=len(tokens_of_session),
+        num_empty_sessions=sum(num == 0 for num in tokens_of_session.values()),
+        num_trainable=num_trainable,
+    )
+
+
+def split_sessions(samples: Sequence[TrainingSample], num_steps: int) -> list[list[int]]:
+    """Indices of the samples of each of `num_steps` global batches.
+
+    Sessions stay whole and in order of first appearance; the batches differ by at most one session. With fewer sessions
+    than steps, some batches are empty.
+    """
+    if num_steps < 1:
+        raise ConfigError(f"the number of optimizer steps per rollout is {num_steps}; it must be at least 1")
+    rank: dict[str, int] = {}
+    for sample in samples:
+        rank.setdefault(sample.session_id, len(rank))
+    batches: list[list[int]] = [[] for _ in range(num_steps)]
+    for i, sample in enumerate(samples):
+        batches[rank[sample.session_id] * num_steps // len(rank)].append(i)
+    return batches
+
+
+def check_reduction(reduction: str, max_response_len: int | None) -> None:
+    """Raise ConfigError for a reduction that does not exist or lacks its divisor."""
+    if reduction not in get_args(Reduction):
+        raise ConfigError(
+            f"loss reduction {reduction!r} does not exist; choose one of {', '.join(get_args(Reduction))}"
+        )
+    if reduction == "seq_mean_token_sum_norm" and (max_response_len is None or max_response_len < 1):
+        raise ConfigError(
+            f"loss reduction seq_mean_token_sum_norm divides by max_response_len, which is {max_response_len}"
+        )
+
+
+def _token_weight(
+    reduction: Reduction, num_tokens: int, num_sessions: int, num_trainable: int, max_response_len: int | None
+) -> float:
+    """Loss weight of each trainable token of a session with `num_tokens` of them."""
+    if num_tokens == 0:
+        return 0.0
+    if reduction == "per_token":
+        return 1.0 / num_trainable
+    if reduction == "session_mean":
+        return 1.0 / (num_tokens * num_sessions)
+    assert max_response_len is not None
+    return 1.0 / (max_response_len * num_sessions)
+
+
+def _trainable(sample: TrainingSample, loss_mask: Sequence[int] | None) -> NDArray[np.bool_]:
+    """The mask of a sample as bools, after the checks that its training relies on."""
+    name = f"sample {sample.session_id}/{sample.name}"
+    mask_T = np.asarray(sample.loss_mask if loss_mask is None else loss_mask) != 0
+    if len(mask_T) != len(sample.token_ids):
+        raise ValueError(f"{name}: a loss mask of {len(mask_T)} entries for {len(sample.token_ids)} tokens")
+    if mask_T[0]:
+        raise SilvaError(f"{name}: its first token is trainable, but no token comes before it to predict it from")
+    if sample.credit is None:
+        raise SilvaError(f"{name} has no credit; assign credit before training")
+    if not np.isfinite(np.asarray(sample.logprobs, dtype=np.float64)[mask_T]).all():
+        raise SilvaError(f"{name}: a recorded log-prob of a trainable token is not finite")
+    return mask_T
+
+
+def _pack_row(
+    samples: Sequence[TrainingSample],
+    masks: Sequence[NDArray[np.bool_]],
+    weight_of_session: dict[str, float],
+    indices: Sequence[int],
+) -> PackedRow:
+    chosen = [samples[i] for i in indices]
+    lengths = [len(sample.token_ids) for sample in chosen]
+    starts = np.cumsum([0, *lengths[:-1]])
+    places = [np.flatnonzero(masks[i]) for i in indices]
+    counts = [len(place_N) for place_N in places]
+    token_ids_T = np.concatenate([np.asarray(sample.token_ids, dtype=np.int64) for sample in chosen])
+    at_N = np.concatenate([start + place_N for start, place_N in zip(starts, places, strict=True)])
+    logprobs_T = np.concatenate([np.asarray(sample.logprobs, dtype=np.float64) for sample in chosen])
+    return PackedRow(
+        token_ids_T=token_ids_T,
+        position_ids_T=np.concatenate([np.arange(length, dtype=np.int64) for length in lengths]),
+        document_lengths=tuple(lengths),
+        predict_N=at_N - 1,
+        targets_N=token_ids_T[at_N],
+        owners_N=np.repeat(np.asarray(indices, dtype=np.int64), counts),
+        places_N=np.concatenate(places),
+        rollout_logprobs_N=logprobs_T[at_N],
+        advantages_N=np.repeat(np.asarray([sample.credit for sample in chosen], dtype=np.float64), counts),
+        weights_N=np.repeat([weight_of_session[sample.session_id] for sample in chosen], counts),
+    )

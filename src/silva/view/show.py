@@ -1,0 +1,252 @@
+"""The text view of `silva show`: a run or one session, for people. Plain text that cannot drive the terminal."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+Doc = dict[str, Any]
+Decode = Callable[[list[int]], str]
+
+_MAX_CHARS = 1200
+_HEAD_TOKENS, _TAIL_TOKENS = 8, 4
+_MAX_SESSIONS = 200
+_SLACK_CHARS = 100
+
+
+def render_run(doc: Doc, *, full: bool = False) -> str:
+    """The text of a `silva show RUN` document: counts with reasons, one line a session (the last 200 unless `full`)."""
+    lines = [f"run {printable(doc['run'])}", ""]
+    outer = doc["counts"]
+    for title, part in (("", outer), ("eval ", outer.get("eval", {}))):
+        for key in ("prompts", "sessions"):
+            if part.get(key):
+                lines.append(f"{title}{key}: {_counts_text(part[key])}")
+    lines.append(f"groups: {len(doc['groups'])}")
+    sessions = doc["sessions"] if full else doc["sessions"][-_MAX_SESSIONS:]
+    if not sessions:
+        return "\n".join([*lines, "no sessions yet"]) + "\n"
+    lines.append("")
+    rows = [("session", "group", "mode", "status", "reward", "reason")]
+    rows += [
+        (
+            printable(session["session_id"]),
+            printable(session["group_id"]),
+            session["mode"],
+            session["status"],
+            _number(session["reward"]),
+            printable(session["reason"] or ""),
+        )
+        for session in sessions
+    ]
+    lines += _table(rows)
+    if len(sessions) < len(doc["sessions"]):
+        lines.append(f"({len(doc['sessions']) - len(sessions)} earlier sessions are not listed; --full lists all)")
+    return "\n".join(lines) + "\n"
+
+
+def render_session(doc: Doc, decode: Decode | None = None, *, full: bool = False) -> str:
+    """The text of a `silva show RUN SESSION` document.
+
+    Each node: its place, texts by role, then its tokens as a table of id, mask, log-prob and weight version, with the
+    text of each token where `decode` (ids to text) is given. Long texts and token runs are shortened unless `full`.
+    """
+    head = f"session {printable(doc['session_id'])}  group {printable(doc['group_id'])}  {doc['mode']}  {doc['status']}"
+    lines = [head + (f" ({printable(doc['reason'])})" if doc["reason"] else "") + f"  reward {_number(doc['reward'])}"]
+    if doc["metadata"]:
+        lines.append(f"metadata {_shorten(printable(json.dumps(doc['metadata'], ensure_ascii=False)), full)}")
+    if doc.get("error"):
+        lines += ["error", *_block(doc["error"], full, keep_end=True)]
+    if doc["status"] == "running":
+        lines.append("still running: turns are written when the session ends")
+    depths: dict[int, int] = {}
+    for node in doc["nodes"]:
+        depths[node["node_id"]] = depths.get(node["parent_id"], 0) + len(node["token_ids"])
+        lines += ["", *_node(node, depths[node["node_id"]], decode, full)]
+    if doc["requests"]:
+        lines += ["", "requests", *_table(_request_rows(doc["requests"]))]
+        lines += list(_differences(doc["requests"]))
+    if doc["samples"]:
+        lines += ["", "samples", *_table(_sample_rows(doc["samples"]))]
+        lines += [
+            f"  metadata of {printable(sample['name'] or '-')}: "
+            + _shorten(printable(json.dumps(sample["metadata"], ensure_ascii=False)), full)
+            for sample in doc["samples"]
+            if sample["metadata"] and sample["metadata"] != doc["metadata"]
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def printable(text: str) -> str:
+    """`text` on one line, with control, formatting and unpaired characters as escapes."""
+    return "".join(char if char == " " or not _unsafe(char) else _escape(char) for char in text)
+
+
+def _unsafe(char: str) -> bool:
+    return unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def _counts_text(states: Doc) -> str:
+    parts: list[str] = []
+    for state, reasons in states.items():
+        named = [f"{printable(reason)} {number}" for reason, number in reasons.items() if reason != "none"]
+        parts.append(f"{state} {sum(reasons.values())}" + (f" ({', '.join(named)})" if named else ""))
+    return ", ".join(parts)
+
+
+def _node(node: Doc, depth: int, decode: Decode | None, full: bool) -> Iterator[str]:
+    above = "" if node["parent_id"] is None else f" after {node['parent_id']}"
+    facts = [f"node {node['node_id']}{above}", node["kind"], f"{len(node['token_ids'])} tokens, {depth} from the start"]
+    if node["finish_reason"]:
+        facts.append(f"finish {printable(node['finish_reason'])}")
+    if node["num_aborts"]:
+        facts.append(f"{node['num_aborts']} aborts")
+    yield f"{'  '.join(facts)}  [{printable(node['state_key'][:12])}]"
+    for message in node["messages"]:
+        yield from _message(message, full)
+    if node["token_ids"]:
+        yield from (f"  {line}" for line in _tokens(node, decode, full))
+
+
+def _message(message: Doc, full: bool) -> Iterator[str]:
+    call_id = message.get("tool_call_id")
+    yield (
+        f"  {printable(str(message.get('role')))}" + (f" (answers {printable(str(call_id))})" if call_id else "") + ":"
+    )
+    if message.get("reasoning_content"):
+        yield "    (reasoning)"
+        yield from _block(str(message["reasoning_content"]), full)
+    content = message.get("content")
+    if content:
+        yield from _block(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False), full)
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", {})
+        text = f"{function.get('name')}({function.get('arguments')})  [{call.get('id')}]"
+        yield f"    calls {_shorten(printable(text), full)}"
+
+
+def _block(text: str, full: bool, *, keep_end: bool = False) -> list[str]:
+    """Indented lines of a text; its own line breaks stay."""
+    return [
+        f"    {''.join('    ' if char == chr(9) else printable(char) for char in line)}"
+        for line in _shorten(text, full, keep_end=keep_end).split("\n")
+    ]
+
+
+def _shorten(text: str, full: bool, *, keep_end: bool = False) -> str:
+    if full or len(text) <= _MAX_CHARS + _SLACK_CHARS:
+        return text
+    note = f"({len(text) - _MAX_CHARS} characters more; --full shows them)"
+    return f"{note} ...{text[-_MAX_CHARS:]}" if keep_end else f"{text[:_MAX_CHARS]}... {note}"
+
+
+def _tokens(node: Doc, decode: Decode | None, full: bool) -> list[str]:
+    """The token table of a node. Runs of equal mask are shortened in their middle."""
+    ids, mask = node["token_ids"], node["loss_mask"]
+    versions = [version for _, length, version in node["weight_spans"] for _ in range(length)]
+    rows: list[tuple[str, ...]] = [("#", "id", "mask", "logprob", "version", *(("text",) if decode else ()))]
+    for index in _shown(mask, full):
+        if index is None:
+            rows.append(("...",))
+            continue
+        sampled = bool(mask[index])
+        rows.append(
+            (
+                str(index),
+                str(ids[index]),
+                str(mask[index]),
+                f"{node['logprobs'][index]:.4f}" if sampled else "-",
+                str(versions[index]) if sampled and index < len(versions) else "-",
+                *((_quoted(decode([ids[index]])),) if decode else ()),
+            )
+        )
+    return _table(rows)
+
+
+def _quoted(text: str) -> str:
+    """A token's text in quotes, on one line."""
+    return f"'{printable(text)}'"
+
+
+def _shown(mask: Sequence[int], full: bool) -> Iterator[int | None]:
+    """Positions to show; None where some are left out."""
+    start = 0
+    for end in range(1, len(mask) + 1):
+        if end < len(mask) and mask[end] == mask[start]:
+            continue
+        if full or end - start <= _HEAD_TOKENS + _TAIL_TOKENS + 1:
+            yield from range(start, end)
+        else:
+            yield from range(start, start + _HEAD_TOKENS)
+            yield None
+            yield from range(end - _TAIL_TOKENS, end)
+        start = end
+
+
+def _request_rows(requests: Iterable[Doc]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("request", "protocol", "match", "node", "status", "finish", "tokens", "arrived", "latency")
+    ]
+    for request in requests:
+        usage = request["usage"] or {}
+        tokens = f"{usage.get('prompt_tokens', 0)} + {usage.get('completion_tokens', 0)}" if usage else "-"
+        status = "-" if request["http_status"] is None else str(request["http_status"])
+        rows.append(
+            (
+                printable(request["request_id"]),
+                request["protocol"] + (" stream" if request["stream"] else ""),
+                " ".join([request["match"] or "-", *(f"+{printable(repair)}" for repair in request["repairs"])]),
+                "-" if request["node_id"] is None else str(request["node_id"]),
+                status + (f" {printable(request['error_code'])}" if request["error_code"] else ""),
+                printable(request["finish_reason"] or "-"),
+                tokens,
+                f"{request['arrived_s']:.2f}s",
+                "-" if request["latency_s"] is None else f"{request['latency_s']:.2f}s",
+            )
+        )
+    return rows
+
+
+def _differences(requests: Iterable[Doc]) -> Iterator[str]:
+    for request in requests:
+        difference = request["difference"]
+        if difference:
+            old, new = (_shorten(json.dumps(difference.get(key), ensure_ascii=False), False) for key in ("old", "new"))
+            where = printable(str(difference.get("pointer")))
+            yield f"  {printable(request['request_id'])} left the known history at {where}:"
+            yield f"    was {printable(old)}"
+            yield f"    now {printable(new)}"
+
+
+def _sample_rows(samples: Iterable[Doc]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("name", "node", "prompt", "tokens", "trained", "reward", "credit")]
+    for sample in samples:
+        rows.append(
+            (
+                printable(sample["name"] or "-"),
+                str(sample["node_id"]),
+                str(sample["prompt_len"]),
+                str(len(sample["token_ids"])),
+                str(sum(sample["loss_mask"])),
+                _number(sample["reward"]),
+                _number(sample["credit"]),
+            )
+        )
+    return rows
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns padded to their widest cell, two blanks between."""
+    width = max(len(row) for row in rows)
+    widths = [max((len(row[at]) for row in rows if at < len(row) - 1), default=0) for at in range(width)]
+    return ["  " + "  ".join(cell.ljust(widths[at]) for at, cell in enumerate(row)).rstrip() for row in rows]

@@ -1,0 +1,173 @@
+"""`silva train` and `silva train --resume`: a real tiny model, real agents, real gradient steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+from silva_command import (
+    AGENT,
+    TWO_TURNS,
+    eventually,
+    marked_processes,
+    run_silva,
+    runner_pid,
+    running_silva,
+    show,
+    stop,
+    write_rows,
+)
+
+from silva.store.queries import check_ledgers, open_run
+
+
+def options(model: Path, *more: object, rollouts: int = 2) -> tuple[object, ...]:
+    return (
+        *("train", "--use-agentic-rollout", "--agent-command", "exec python3 -I agent.py", "--hf-checkpoint", model),
+        *("--prompt-data", "rows.jsonl", "--rollout-batch-size", 2, "--n-samples-per-prompt", 3, "--lr", 0.001),
+        *("--num-rollout", rollouts, "--micro-batch-size", 8, "--rollout-max-response-len", 8, "--run-dir", "run"),
+        *more,
+    )
+
+
+def prepare(tmp_path: Path, agent: str, rows: int = 8) -> None:
+    (tmp_path / "agent.py").write_text(agent)
+    write_rows(tmp_path / "rows.jsonl", rows)
+
+
+def metrics(run_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def trained_rows(run_dir: Path) -> list[int]:
+    with sqlite3.connect(run_dir / "run.db") as conn:
+        rows = conn.execute("SELECT row FROM prompts WHERE state = 'trained' AND mode = 'train' ORDER BY row")
+        return [row for (row,) in rows]
+
+
+def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    prepare(tmp_path, TWO_TURNS)
+    write_rows(tmp_path / "eval.jsonl", 3)
+    more = ("--eval-interval", 2, "--eval-prompt-data", "held", "eval.jsonl", "--save-interval", 1, "--save-hf", "out")
+    done = run_silva(*options(model_dir, *more), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "eval held before step 0: reward" in done.stdout and "eval held before step 2: reward" in done.stdout
+    steps = [line for line in metrics(tmp_path / "run") if "train/loss" in line]
+    assert [line["step"] for line in steps] == [0, 1]
+    # What the engine recorded is what the trainer computes, also after an update of the weights.
+    assert all(line["train/rollout_logprob_abs_diff"] < 1e-3 for line in steps)
+    assert all(line["train/grad_norm"] > 0 for line in steps)
+    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step_000001", "step_000002"]
+
+    start = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    last = AutoModelForCausalLM.from_pretrained(tmp_path / "run/checkpoints/step_000002").state_dict()
+    assert any(not torch.equal(start[name], saved[name]) for name in start)
+    assert all(torch.equal(last[name], saved[name]) for name in last)
+
+    done = run_silva("train", "--resume", "run", "--num-rollout", 4, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "going on at step 2" in done.stdout
+    assert [line["step"] for line in metrics(tmp_path / "run") if "train/loss" in line] == [0, 1, 2, 3]
+    assert trained_rows(tmp_path / "run") == list(range(8))
+    versions = set()
+    for item in show(tmp_path / "run")["sessions"]:
+        for node in show_nodes(tmp_path / "run", item["session_id"]):
+            versions |= {span[2] for span in node["weight_spans"] if span[2] >= 0}
+    assert versions == {0, 1, 2, 3, 4}
+    with open_run(tmp_path / "run") as conn:
+        check_ledgers(conn, finished=True)
+
+
+def show_nodes(run_dir: Path, session_id: str) -> list[dict]:
+    from silva.store.queries import show_session
+
+    return show_session(run_dir, session_id)["nodes"]
+
+
+HANGS_AT_STEP_TWO = (
+    AGENT
+    + """
+import subprocess
+if n >= 4 and not os.path.exists("released"):
+    subprocess.Popen(["setsid", "sleep", "600"])
+    subprocess.Popen("(trap '' TERM; sleep 600) &", shell=True)
+    ask(messages)
+    open(f"hanging-{os.getpid()}", "w").close()
+    time.sleep(600)
+"""
+    + TWO_TURNS.removeprefix(AGENT)
+)
+
+
+@pytest.mark.parametrize("victim", ["trainer", "runner"])
+def test_kill_nine_in_mid_step_then_resume(tmp_path: Path, model_dir: Path, victim: str) -> None:
+    prepare(tmp_path, HANGS_AT_STEP_TWO)
+    command = options(model_dir, "--save-interval", 2, "--agent-retries", 0, rollouts=4)
+    with running_silva(*command, cwd=tmp_path) as process:
+        eventually(lambda: len(list(tmp_path.glob("hanging-*"))) == 6)
+        if victim == "trainer":
+            assert stop(process, signal.SIGKILL) == -signal.SIGKILL
+            eventually(lambda: marked_processes(tmp_path / "run") == [])
+        else:
+            (tmp_path / "released").touch()
+            os.kill(eventually(lambda: runner_pid(process)), signal.SIGKILL)
+            # The lost sessions are run again under a new runner: no agent of theirs failed.
+            assert process.wait(timeout=90) == 0
+    (tmp_path / "released").touch()
+    if victim == "trainer":
+        done = run_silva("train", "--resume", "run", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert marked_processes(tmp_path / "run") == []
+    with open_run(tmp_path / "run") as conn:
+        check_ledgers(conn, finished=True)
+    counts = show(tmp_path / "run")["counts"]
+    assert trained_rows(tmp_path / "run") == list(range(8))
+    assert counts["prompts"] == {"trained": {"none": 8}}
+    lost = {"cancelled": {"interrupted": 6}} if victim == "trainer" else {"failed": {"runner_lost": 6}}
+    assert counts["sessions"] == {"exported": {"none": 24}, **lost}
+
+
+def test_term_ends_a_run_in_order(tmp_path: Path, model_dir: Path) -> None:
+    prepare(tmp_path, HANGS_AT_STEP_TWO)
+    with running_silva(*options(model_dir, rollouts=4), cwd=tmp_path) as process:
+        eventually(lambda: len(list(tmp_path.glob("hanging-*"))) == 6)
+        assert stop(process) == 128 + signal.SIGTERM
+    assert marked_processes(tmp_path / "run") == []
+    assert show(tmp_path / "run")["counts"]["sessions"]["cancelled"] == {"run_stopped": 6}
+    with open_run(tmp_path / "run") as conn:
+        check_ledgers(conn, finished=True)
+
+
+def test_failed_groups_are_replaced(tmp_path: Path, model_dir: Path) -> None:
+    prepare(tmp_path, AGENT + "if n in (0, 3): sys.exit(3)\n" + TWO_TURNS.removeprefix(AGENT))
+    done = run_silva(*options(model_dir, "--agent-retries", 0, rollouts=3), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert trained_rows(tmp_path / "run") == [1, 2, 4, 5, 6, 7]
+    assert show(tmp_path / "run")["counts"]["prompts"]["dropped"] == {"all_sessions_failed": 2}
+
+
+def test_the_last_step_of_the_epochs_may_be_smaller(tmp_path: Path, model_dir: Path) -> None:
+    prepare(tmp_path, TWO_TURNS, rows=3)
+    done = run_silva(*options(model_dir, "--num-epoch", 1, rollouts=9), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line["rollout/num_groups"] for line in metrics(tmp_path / "run")] == [2, 1]
+
+
+def test_resume_needs_a_run(tmp_path: Path) -> None:
+    done = run_silva("train", "--resume", "nowhere", cwd=tmp_path)
+    assert done.returncode == 2 and "nowhere" in done.stderr
+
+
+def test_a_run_folder_is_used_once(tmp_path: Path, model_dir: Path) -> None:
+    prepare(tmp_path, TWO_TURNS)
+    assert run_silva(*options(model_dir, rollouts=1), cwd=tmp_path).returncode == 0
+    again = run_silva(*options(model_dir, rollouts=1), cwd=tmp_path)
+    assert again.returncode == 1 and "--resume" in again.stderr

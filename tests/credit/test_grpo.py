@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from silva.credit.grpo import assign_group_credit, group_advantages, has_no_spread
+from silva.types.generation import VersionSpan
+from silva.types.rollout import TrainingSample
+
+rewards = st.floats(-1e6, 1e6)
+
+
+def make_sample(session_id: str, group_id: str, reward: float | None, name: str | None = None) -> TrainingSample:
+    return TrainingSample(
+        session_id=session_id,
+        group_id=group_id,
+        name=name,
+        node_id=1,
+        prompt_len=1,
+        token_ids=[5, 6],
+        loss_mask=[0, 1],
+        logprobs=[0.0, -0.5],
+        kept_mass=[1.0, 1.0],
+        version_spans=(VersionSpan(start=0, length=1, version=-1), VersionSpan(start=1, length=1, version=3)),
+        reward=reward,
+    )
+
+
+def credits_of(samples: list[TrainingSample], **kwargs: bool) -> dict[str, float | None]:
+    return {sample.session_id: sample.credit for sample in assign_group_credit(samples, **kwargs)[0]}
+
+
+@given(st.lists(rewards, min_size=2, max_size=12))
+def test_advantages_equal_the_textbook_formula(values: list[float]) -> None:
+    if has_no_spread(values):
+        assert group_advantages(values) == [0.0] * len(values)
+        return
+    array = np.array(values, dtype=np.float64)
+    expected = (array - array.mean()) / (array.std(ddof=1) + 1e-6)
+    tolerance = 1e-9 * max(1.0, float(abs(array).max() / max(array.std(ddof=1), 1e-6)))
+    np.testing.assert_allclose(group_advantages(values), expected, rtol=1e-9, atol=tolerance)
+    without = group_advantages(values, std_normalization=False)
+    np.testing.assert_allclose(without, array - statistics.fmean(values), rtol=1e-9, atol=1e-9 * abs(array).max())
+
+
+def test_known_values() -> None:
+    # mean 0.5, unbiased std of (1, 0, 1, 0) is sqrt(1/3)
+    expected = 0.5 / ((1 / 3) ** 0.5 + 1e-6)
+    assert group_advantages([1, 0, 1, 0]) == pytest.approx([expected, -expected, expected, -expected], abs=1e-12)
+    assert group_advantages([1, 0, 1, 0], std_normalization=False) == [0.5, -0.5, 0.5, -0.5]
+
+
+@given(st.lists(rewards, min_size=1, max_size=12), st.booleans())
+def test_advantages_are_finite_bounded_and_centred(values: list[float], std_normalization: bool) -> None:
+    advantages = group_advantages(values, std_normalization=std_normalization)
+    scale = max(1.0, max(abs(value) for value in values))
+    assert np.isfinite(advantages).all()
+    bound = len(values) ** 0.5 if std_normalization else 2 * scale
+    assert max(abs(a) for a in advantages) <= bound * (1 + 1e-9)
+    # the division can blow rounding errors of size scale * 1e-16 up by at most 1e6
+    assert abs(sum(advantages)) <= 1e-9 * scale * len(values)
+
+
+@given(rewards, st.integers(1, 16), st.booleans())
+def test_equal_rewards_give_exactly_zero(value: float, size: int, std_normalization: bool) -> None:
+    advantages = group_advantages([value] * size, std_normalization=std_normalization)
+    assert advantages == [0.0] * size
+
+
+@given(st.data())
+def test_credit_depends_on_group_ids_and_never_on_positions(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    samples: list[TrainingSample] = []
+    for g, size in enumerate(sizes):
+        for s in range(size):
+            reward = data.draw(st.sampled_from([0.0, 0.3, 1.0]))
+            for name in data.draw(st.sampled_from([[None], ["a", "b"], ["a", "b", "c"]])):
+                samples.append(make_sample(f"g{g}-s{s}", f"g{g}", reward, name))
+    shuffled = data.draw(st.permutations(samples))
+    credited, stats = assign_group_credit(shuffled)
+    assert [(s.session_id, s.name) for s in credited] == [(s.session_id, s.name) for s in shuffled]
+    by_session: dict[str, set[float | None]] = {}
+    for sample in credited:
+        by_session.setdefault(sample.session_id, set()).add(sample.credit)
+    assert all(len(values) == 1 for values in by_session.values())
+    reference = credits_of(samples)
+    assert credits_of(shuffled) == pytest.approx(reference)
+    # a session counts once, however many samples it exported
+    one_each = {s.session_id: s for s in samples}
+    assert credits_of(list(one_each.values())) == pytest.approx(reference)
+    assert stats.num_groups == len(sizes) and stats.num_sessions == sum(sizes) and not stats.rejected
+
+
+def test_groups_without_spread_are_counted_by_their_reward() -> None:
+    samples = [make_sample(f"a{i}", "a", 0.9) for i in range(4)]
+    samples += [make_sample(f"b{i}", "b", 0.9) for i in range(3)]
+    samples += [make_sample("c0", "c", 1.0)]
+    samples += [make_sample("d0", "d", 0.0), make_sample("d1", "d", 1.0)]
+    credited, stats = assign_group_credit(samples)
+    assert [s.credit for s in credited[:8]] == [0.0] * 8
+    assert stats.zero_std == {0.9: 2, 1.0: 1}
+    assert stats.metrics() == {"rollout/zero_std/count_0.9": 2.0, "rollout/zero_std/count_1": 1.0}
+    assert stats.num_groups == 4 and stats.num_sessions == 10
+
+
+def test_a_session_that_disagrees_with_itself_is_left_out_and_named() -> None:
+    samples = [make_sample("s0", "g", 1.0, "a"), make_sample("s0", "g", 0.0, "b")]
+    samples += [make_sample("s1", "g", 1.0), make_sample("s2", "g", 0.0)]
+    credited, stats = assign_group_credit(samples)
+    assert [s.session_id for s in credited] == ["s1", "s2"]
+    assert "s0" in str(stats.rejected["s0"]) and stats.rejected["s0"].reason == "reward_invalid"
+    assert [s.credit for s in credited] == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-5)
+
+
+def test_input_samples_are_not_changed() -> None:
+    samples = [make_sample("s0", "g", 1.0), make_sample("s1", "g", 0.0)]
+    copies = [replace(sample) for sample in samples]
+    assign_group_credit(samples)
+    assert samples == copies and all(sample.credit is None for sample in samples)
+
+
+def test_no_samples_give_no_groups() -> None:
+    credited, stats = assign_group_credit([])
+    assert credited == [] and stats.num_groups == 0 and stats.metrics() == {}

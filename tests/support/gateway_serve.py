@@ -1,0 +1,159 @@
+"""A whole gateway on a real loopback port inside the test's event loop, with a scripted engine behind it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+from silva.gateway.app import GatewayApp
+from silva.gateway.server import GatewayServer, ServerSettings
+from silva.gateway.sessions import SessionRegistry
+from silva.gateway.turns import SamplingSettings, TurnService, TurnSettings
+from silva.inference.scripted import ScriptedEngine, read_script
+from silva.state.codec import TurnCodec
+from silva.state.forest import Node, SessionForest
+from silva.state.lineage import build_sample, linear_leaf
+from silva.state.parsers import TurnParser
+from silva.state.session import Session
+from silva.types.clock import Clock, SystemClock
+from silva.types.generation import check_spans
+from silva.types.rollout import ExportRecord, TrainingSample
+
+Json = dict[str, Any]
+
+
+class Serve:
+    """Handle of a running gateway. Sessions open by their bearer key unless they were opened by hand."""
+
+    def __init__(self, codec: TurnCodec, engine: ScriptedEngine, log: Path):
+        self.codec = codec
+        self.engine = engine
+        self.log = log
+        self.finished: dict[str, bytes] = {}
+        self.opened: dict[str, Session] = {}
+        self.registry: SessionRegistry
+        self.turns: TurnService
+        self.server: GatewayServer
+        self.http: httpx.AsyncClient
+
+    @property
+    def base_url(self) -> str:
+        return self.server.base_url
+
+    def calls(self, session_id: str | None = None) -> list[Json]:
+        """Engine calls as the engine saw them."""
+        calls = [json.loads(line) for line in self.log.read_text().splitlines()]
+        return [call for call in calls if session_id in (None, call["session_id"])]
+
+    def session(self, session_id: str) -> Session:
+        return self.opened[session_id]
+
+    def forest(self, session_id: str) -> SessionForest:
+        return self.opened[session_id].forest
+
+    def responses(self, session_id: str) -> list[Node]:
+        return [node for node in self.forest(session_id).nodes if node.kind == "response"]
+
+    def sdk(self, session_id: str, **options: Any) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=self.base_url, api_key=session_id, max_retries=0, **options)
+
+    async def post(self, session_id: str, body: Any, path: str = "/v1/chat/completions") -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"authorization": f"Bearer {session_id}"}
+        return await self.http.post(self.base_url + path, content=content, headers=headers)
+
+    async def chat(self, session_id: str, messages: list[Json], **fields: Any) -> Json:
+        """One turn that must work; the answer's JSON."""
+        answer = await self.post(session_id, {"model": "m", "messages": messages, **fields})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def message(self, session_id: str, messages: list[Json], **fields: Any) -> Json:
+        """One turn that must work; the assistant message."""
+        return (await self.chat(session_id, messages, **fields))["choices"][0]["message"]
+
+    def sample(self, session_id: str, node: Node | None = None) -> TrainingSample:
+        """The exported lineage (of the only leaf, unless a node is given), after the invariants were checked."""
+        forest = self.forest(session_id)
+        node = node or linear_leaf(forest)
+        record = ExportRecord(name=None, node_id=node.node_id, reward=1.0)
+        sample = build_sample(forest, record, session_id=session_id, group_id="g")
+        self._check(sample, node)
+        return sample
+
+    def _check(self, sample: TrainingSample, leaf: Node) -> None:
+        ids, mask = sample.token_ids, sample.loss_mask
+        assert len(ids) == len(mask) == len(sample.logprobs) == len(sample.kept_mass)
+        check_spans(sample.version_spans, len(ids))
+        assert all(logprob == 0 for logprob, on in zip(sample.logprobs, mask, strict=True) if not on)
+        calls = {call["request_id"]: call for call in self.calls(sample.session_id) if call["attempt"] == 0}
+        sampled: list[int] = []
+        for node in leaf.path():
+            if node.kind != "response":
+                continue
+            sampled.extend(node.sampled)
+            given = calls[node.request_id or ""]["input_ids"]
+            assert ids[: len(given)] == given, f"the engine input of node {node.node_id} is no prefix of the sample"
+        assert [token for token, on in zip(ids, mask, strict=True) if on] == sampled
+
+
+@asynccontextmanager
+async def serving(
+    codec: TurnCodec,
+    script: list[Json],
+    *,
+    parser: TurnParser | None = None,
+    sampling: SamplingSettings | None = None,
+    clock: Clock | None = None,
+    open_sessions: bool = True,
+    engine_context_len: int = 32768,
+    **settings: Any,
+) -> AsyncIterator[Serve]:
+    """Run a gateway on these script lines until the block ends."""
+    clock = clock or SystemClock()
+    settings = {"retry_delays_s": (0.001, 0.001, 0.001), **settings}
+    with tempfile.TemporaryDirectory(prefix="silva-serve-") as folder:
+        path, log = Path(folder) / "script.jsonl", Path(folder) / "engine.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in script))
+        engine = ScriptedEngine(
+            read_script(path), codec=codec, clock=clock, log_path=log, max_context_len=engine_context_len
+        )
+        await engine.start()
+        serve = Serve(codec, engine, log)
+
+        async def finish(session: Session, body: bytes) -> Json:
+            serve.finished[session.session_id] = body
+            return {"status": "exported", "reason": None, "num_samples": 1}
+
+        serve.registry = SessionRegistry(
+            engine,
+            clock,
+            open_sessions=open_sessions,
+            on_open=lambda session: serve.opened.update({session.session_id: session}),
+            on_finish=finish,
+        )
+        serve.turns = TurnService(
+            engine=engine,
+            codec=codec,
+            parser=parser or TurnParser(reasoning=True, tool_calls=True),
+            clock=clock,
+            settings=TurnSettings(train=sampling or SamplingSettings(), **settings),
+        )
+        app = GatewayApp(serve.registry, serve.turns, clock)
+        serve.server = GatewayServer(app, ServerSettings())
+        await serve.server.start()
+        try:
+            async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=300)) as serve.http:
+                yield serve
+        finally:
+            await serve.registry.close()
+            await serve.server.close()
+            serve.turns.close()
+            await engine.close()
