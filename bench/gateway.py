@@ -1,13 +1,15 @@
 """CPU milliseconds of the gateway per turn, from its own process's accounting.
 
-    PYTHONPATH=src python bench/gateway.py [--turns 300]
+    PYTHONPATH=src python bench/gateway.py [--turns 300] [--peer PYTHON]
 
-The gateway and its scripted engine run in a child process, the client in this one, over loopback HTTP. Two shapes of turn:
+Gateway, stub engine and client are three processes; all talk HTTP over loopback. Two shapes of turn:
 
 small   a new session each turn: one 2 KB user message, 264 sampled tokens back
 large   a long conversation: about 46 KB of history of which one message is new, 16.5 k tokens held, 16 tokens back
 
-What is new is tokenised in both. The time of the engine stub (reading its script, answering) is inside the figure.
+What is new is tokenised in both. With `--peer`, the path of a Python that has `rllm-model-gateway` 0.1.0 (which does
+not tokenise), that gateway runs in memory mode beside ours, turn blocks alternating, on the same client and stub. The
+figures are medians over the blocks; compare them with each other, not with those of another machine.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import http.client
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,12 +30,16 @@ from typing import Any
 SMALL_TOKENS = 264
 LARGE_TOKENS = 16
 LARGE_BYTES = 46_000
+END_ID = 302
 
 TEMPLATE = (
     "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' + (m.content or '') + '<|im_end|>\n' -}}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
 )
-WORDS = "the quick brown fox jumps over a lazy dog while seven wizards bring tea and read every line of the log".split()
+WORDS = (
+    "the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "bring", "tea",
+    "and", "read", "every", "line", "of", "log",
+)  # fmt: skip
 
 
 def text(num_bytes: int, seed: int) -> str:
@@ -65,20 +72,122 @@ def build_tokenizer(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-async def serve(folder: Path, num_tokens: int) -> None:
-    """The child: a gateway that says its port, then its CPU seconds at each line on stdin."""
+PEER = """
+import sys, threading, resource, uvicorn
+from rllm_model_gateway.models import GatewayConfig
+from rllm_model_gateway.server import create_app
+worker = {"url": "http://127.0.0.1:" + sys.argv[1] + "/v1"}
+app = create_app(GatewayConfig(workers=[worker], store_worker="memory", health_check_interval=3600))
+class Server(uvicorn.Server):
+    async def startup(self, sockets=None):
+        await super().startup(sockets)
+        print(self.servers[0].sockets[0].getsockname()[1], flush=True)
+        threading.Thread(target=tell, daemon=True).start()
+def tell():
+    while sys.stdin.readline():
+        use = resource.getrusage(resource.RUSAGE_SELF)
+        print(use.ru_utime + use.ru_stime, flush=True)
+    server.should_exit = True
+server = Server(uvicorn.Config(app, port=0, log_level="error", access_log=False))
+server.run()
+"""
+
+
+async def stub_engine(num_prompt: int, num_tokens: int) -> None:
+    """The engine's process: the same answer to every call, in our form and in that of an OpenAI-shaped server."""
+    ids = [*(40 + n % 200 for n in range(num_tokens - 1)), END_ID]
+    logprobs = [-0.25] * num_tokens
+    ours = json.dumps({"ids": ids, "logprobs": logprobs}).encode()
+    content = text(num_tokens * 3, 5)
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": content},
+        "finish_reason": "stop",
+        "token_ids": ids,
+        "logprobs": {"content": [{"token": "a", "logprob": x, "bytes": None, "top_logprobs": []} for x in logprobs]},
+    }
+    usage = {"prompt_tokens": num_prompt, "completion_tokens": num_tokens, "total_tokens": num_prompt + num_tokens}
+    peers = json.dumps(
+        {
+            "id": "x",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "m",
+            "choices": [choice],
+            "usage": usage,
+            "prompt_token_ids": [200 + n % 60 for n in range(num_prompt)],
+        }
+    ).encode()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = next((int(h[15:]) for h in head.lower().split(b"\r\n") if h.startswith(b"content-length:")), 0)
+                await reader.readexactly(size)
+                body = ours if head.startswith(b"POST /generate") else peers
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
+                writer.write(b"content-length: %d\r\n\r\n" % len(body) + body)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, limit=1 << 22)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+
+
+def http_engine(port: int) -> Any:
+    """An engine behind HTTP: ids out as JSON, ids and log-probs back, over one kept connection."""
+    import msgspec
+
+    from silva.types.generation import EngineUsage, GenerateRequest, GenerateResult, VersionSpan
+
+    class HttpEngine:
+        version = 0
+        max_context_len = 1 << 20
+        streams: Any = None
+
+        async def generate(self, request: GenerateRequest) -> GenerateResult:
+            if self.streams is None:
+                self.streams = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = self.streams
+            params = {"max_new_tokens": request.sampling.max_new_tokens, "seed": request.sampling.seed}
+            body = msgspec.json.encode({"rid": request.request_id, "input_ids": request.input_ids, "params": params})
+            writer.write(b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            head = await reader.readuntil(b"\r\n\r\n")
+            answer = msgspec.json.decode(await reader.readexactly(int(head.rpartition(b":")[2])))
+            num = len(answer["ids"])
+            return GenerateResult(
+                ids=answer["ids"],
+                logprobs=answer["logprobs"],
+                kept_mass=[1.0] * num,
+                finish_reason="stop",
+                version_spans=(VersionSpan(start=0, length=num, version=0),),
+                matched_stop=answer["ids"][-1],
+            )
+
+        async def abort(self, request_id: str) -> None: ...
+
+        async def close_session(self, session_id: str) -> None: ...
+
+        def usage(self) -> EngineUsage:
+            return EngineUsage()
+
+    return HttpEngine()
+
+
+async def serve(folder: Path, engine_port: int) -> None:
+    """The gateway's process: it says its port, then its CPU seconds at each line on stdin."""
     from silva.gateway.app import GatewayApp
     from silva.gateway.server import GatewayServer, ServerSettings
     from silva.gateway.sessions import SessionRegistry
     from silva.gateway.turns import TurnService, TurnSettings
-    from silva.inference.scripted import ScriptedEngine, ScriptLine
     from silva.state.codec import TurnCodec
     from silva.state.parsers import TurnParser
     from silva.types.clock import SystemClock
 
-    clock, codec = SystemClock(), TurnCodec.load(folder)
-    ids = codec.encode_sampled(text(8000, 7))[: num_tokens - 1]
-    engine = ScriptedEngine([ScriptLine(ids=ids)], codec=codec, clock=clock, max_context_len=1 << 20)
+    clock, codec, engine = SystemClock(), TurnCodec.load(folder), http_engine(engine_port)
+    assert codec.end_of_turn_id() == END_ID
     registry = SessionRegistry(engine, clock, open_sessions=True)
     parser = TurnParser(reasoning=True, tool_calls=True)
     turns = TurnService(engine=engine, codec=codec, parser=parser, clock=clock, settings=TurnSettings())
@@ -94,12 +203,13 @@ async def serve(folder: Path, num_tokens: int) -> None:
 
 
 class Child:
-    """The gateway process, and one keep-alive connection to it."""
+    """A process that prints its port, and one keep-alive connection to it."""
 
-    def __init__(self, folder: Path, num_tokens: int, loop: str):
-        command = [sys.executable, __file__, "--serve", str(folder), "--tokens", str(num_tokens), "--loop", loop]
+    def __init__(self, command: list[str], prefix: str = "/agentic_api/v1"):
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._http = http.client.HTTPConnection("127.0.0.1", int(self._read()), timeout=60)
+        self.port = int(self._read())
+        self._prefix = prefix
+        self._http = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
 
     def _read(self) -> str:
         assert self._process.stdout is not None
@@ -113,8 +223,9 @@ class Child:
 
     def turn(self, session: str, messages: list[Any]) -> dict[str, Any]:
         body = json.dumps({"model": "m", "messages": messages}, separators=(",", ":"))
-        headers = {"authorization": f"Bearer {session}", "content-type": "application/json"}
-        self._http.request("POST", "/agentic_api/v1/chat/completions", body=body, headers=headers)
+        headers = {"authorization": f"Bearer {session}", "content-type": "application/json", "x-session-id": session}
+        path = self._prefix.replace("SESSION", session) + "/chat/completions"
+        self._http.request("POST", path, body=body, headers=headers)
         answer = self._http.getresponse()
         data = answer.read()
         assert answer.status == 200, data
@@ -126,62 +237,90 @@ class Child:
         self._process.wait(20)
 
 
-def bench_small(child: Child, num_turns: int) -> tuple[float, dict[str, Any]]:
-    usage: dict[str, Any] = {}
-    for phase, count in (("warm", 30), ("run", num_turns)):
-        before_s = child.cpu_s()
-        for number in range(count):
-            usage = child.turn(f"{phase}{number}", [{"role": "user", "content": text(1950, number)}])["usage"]
-    return (child.cpu_s() - before_s) * 1000 / num_turns, usage
+class Small:
+    """A new session each turn."""
+
+    def __init__(self, child: Child):
+        self.child = child
+        self._number = 0
+
+    def turn(self) -> dict[str, Any]:
+        self._number += 1
+        messages = [{"role": "user", "content": text(1950, self._number)}]
+        return self.child.turn(f"s{self._number}", messages)["usage"]
 
 
-def bench_large(child: Child, num_turns: int) -> tuple[float, dict[str, Any]]:
-    """Grow a conversation to 46 KB, then take the turns around that size: half before, half after."""
-    messages: list[dict[str, Any]] = []
-    number = 0
+class Large:
+    """One conversation grown to 46 KB; then turns that each add one message to it."""
 
-    def one_turn(new_bytes: int) -> dict[str, Any]:
-        nonlocal number
-        number += 1
-        messages.append({"role": "user", "content": text(new_bytes, number)})
-        answer = child.turn("large", messages)
-        messages.append(answer["choices"][0]["message"])
-        return answer["usage"]
+    def __init__(self, child: Child):
+        self.child = child
+        self._number = 0
+        self._messages: list[dict[str, Any]] = []
+        while len(json.dumps(self._messages, separators=(",", ":"))) < LARGE_BYTES:
+            self._messages += self._take(700)
 
-    while len(json.dumps(messages, separators=(",", ":"))) < LARGE_BYTES:
-        one_turn(700)
-    before_s, usage = child.cpu_s(), {}
-    at_size = messages[:]
+    def _take(self, num_bytes: int) -> list[dict[str, Any]]:
+        self._number += 1
+        asked = {"role": "user", "content": text(num_bytes, self._number)}
+        answer = self.child.turn("large", [*self._messages, asked])
+        self.usage = answer["usage"]
+        return [asked, {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}]
+
+    def turn(self) -> dict[str, Any]:
+        self._take(200)
+        return self.usage
+
+
+def block_ms(load: Small | Large, num_turns: int) -> float:
+    before_s = load.child.cpu_s()
     for _ in range(num_turns):
-        messages[:] = at_size
-        usage = one_turn(200)
-    return (child.cpu_s() - before_s) * 1000 / num_turns, usage
+        load.turn()
+    return (load.child.cpu_s() - before_s) * 1000 / num_turns
+
+
+def compare(folder: Path, label: str, make: type[Small] | type[Large], num_turns: int, peer: str | None) -> None:
+    num_prompt, num_tokens = (700, SMALL_TOKENS) if make is Small else (16_500, LARGE_TOKENS)
+    stub = Child([sys.executable, __file__, "--stub", str(num_prompt), "--tokens", str(num_tokens)])
+    command = [sys.executable, __file__, "--serve", str(folder), "--engine-port", str(stub.port)]
+    loads = {"silva": make(Child(command))}
+    if peer is not None:
+        loads["rllm-model-gateway"] = make(Child([peer, "-c", PEER, str(stub.port)], "/sessions/SESSION/v1"))
+    blocks: dict[str, list[float]] = {name: [] for name in loads}
+    for block in range(11):
+        for name, load in loads.items():
+            value = block_ms(load, max(1, num_turns // 10))
+            if block:
+                blocks[name].append(value)
+    usage = loads["silva"].turn()
+    for name, values in blocks.items():
+        print(f"{label} {name}: {statistics.median(values):.2f} CPU ms a turn (min {min(values):.2f})")
+    print(f"{label}: {usage['prompt_tokens']} prompt tokens held, {usage['completion_tokens']} sampled")
+    for load in loads.values():
+        load.child.close()
+    stub.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=300)
-    parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="uvloop")
-    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--tokens", type=int, default=SMALL_TOKENS, help=argparse.SUPPRESS)
+    parser.add_argument("--peer", help="a Python with rllm-model-gateway installed")
+    for name, kind in (("--serve", Path), ("--engine-port", int), ("--stub", int), ("--tokens", int)):
+        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.stub is not None:
+        asyncio.run(stub_engine(args.stub, args.tokens))
+        return
     if args.serve is not None:
         import uvloop
 
-        runner = uvloop.run if args.loop == "uvloop" else asyncio.run
-        runner(serve(args.serve, args.tokens))
+        uvloop.run(serve(args.serve, args.engine_port))
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as name:
         build_tokenizer(Path(name))
-        for label, bench, tokens in (("small", bench_small, SMALL_TOKENS), ("large", bench_large, LARGE_TOKENS)):
-            child = Child(Path(name), tokens, args.loop)
-            cpu_ms, usage = bench(child, args.turns)
-            child.close()
-            print(
-                f"{label}: {cpu_ms:.2f} CPU ms a turn ({usage['prompt_tokens']} prompt tokens held, "
-                f"{usage['completion_tokens']} sampled)"
-            )
+        for label, make in (("small", Small), ("large", Large)):
+            compare(Path(name), label, make, args.turns, args.peer)
 
 
 if __name__ == "__main__":

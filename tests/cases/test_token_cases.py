@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 
 import pytest
@@ -116,7 +117,10 @@ async def test_tok_06_a_turn_cut_by_length_goes_on_without_loss(codec: TurnCodec
         sampled = list(serve.responses("s")[0].sampled)
         assert sampled == codec.encode_sampled("wait no yes and so on")[:3]
         assert two[: len(one) + 3] == one + sampled
-        assert codec.decode(two[len(one) + 3 :]) == "<|im_end|>\n<|im_start|>user\ncontinue<|im_end|>\n<|im_start|>assistant\n"
+        assert (
+            codec.decode(two[len(one) + 3 :])
+            == "<|im_end|>\n<|im_start|>user\ncontinue<|im_end|>\n<|im_start|>assistant\n"
+        )
         sample = serve.sample("s")
         assert sum(sample.loss_mask[len(one) + 3 : len(two)]) == 0
 
@@ -143,7 +147,7 @@ async def test_tok_07a_a_template_that_drops_old_thoughts_does_not_break_the_lin
             history += [message, user(f"go {turn}")]
         sample = serve.sample("s")
         calls = serve.calls("s")
-        for earlier, later in zip(calls, calls[1:], strict=False):
+        for earlier, later in itertools.pairwise(calls):
             assert later["input_ids"][: len(earlier["input_ids"])] == earlier["input_ids"]
         trained = forgetful_codec.decode([t for t, on in zip(sample.token_ids, sample.loss_mask, strict=True) if on])
         assert all(f"<think>\nR{turn}\n</think>" in trained for turn in range(4))
@@ -171,10 +175,9 @@ async def test_tok_08_blanks_of_the_model_reach_the_client_and_match_again(codec
             assert (message["reasoning_content"], message["content"]) == (" plan ", "  answer \n")
             echo = {**message, "content": message["content"].strip()} if strips else message
             answer = await serve.post(session, {"messages": [*HI, echo, user("next")]})
-            assert answer.headers["x-silva-match"] == "append" if not strips else answer.headers["x-silva-match"] != "append"
+            assert (answer.headers["x-silva-match"] == "append") != strips
             first = serve.responses(session)[0]
             assert codec.decode(list(first.sampled)) == text + "<|im_end|>"
-        assert len(serve.calls("verbatim")[1]["input_ids"]) > 0
         serve.sample("verbatim")
 
 

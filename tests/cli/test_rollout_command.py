@@ -121,7 +121,8 @@ def test_hostile_agents_are_all_accounted_for(tmp_path: Path, chatml_dir: Path) 
 def test_a_run_in_which_every_agent_fails_stops_with_the_first_log(tmp_path: Path, chatml_dir: Path) -> None:
     done = rollout(tmp_path, chatml_dir, "import sys; print('no module named tools'); sys.exit(7)", rows=3)
     assert done.returncode == 1
-    assert "exit status 7" in done.stderr and "no module named tools" in done.stderr.splitlines()[-1]
+    told = done.stderr[done.stderr.index("silva rollout: error:") :]
+    assert "exit status 7" in told and "no module named tools" in told
     assert marked_processes(tmp_path / "run") == []
 
 

@@ -1,4 +1,4 @@
-"""Builds a small tokenizer folder with a ChatML-shaped chat template. No model weights: enough for a scripted engine."""
+"""Builds a small tokenizer folder with a ChatML-shaped chat template: enough for a scripted engine, no weights."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _TAIL = """\
 
 
 def chat_template(*, prefill_think: bool = False, drops_old_reasoning: bool = False) -> str:
-    """The template: `prefill_think` opens each answer inside a thought, `drops_old_reasoning` forgets earlier thoughts."""
+    """`prefill_think` opens each answer inside a thought, `drops_old_reasoning` forgets earlier thoughts."""
     kept = "loop.index0 > ns.last_user" if drops_old_reasoning else "true"
     opening = "<|im_start|>assistant\\n" + ("<think>\\n" if prefill_think else "")
     return _HEAD + _ASSISTANT.replace("REASONING_KEPT", kept) + _TAIL.replace("OPENING", opening)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,15 @@ class Serve:
             given = calls[node.request_id or ""]["input_ids"]
             assert ids[: len(given)] == given, f"the engine input of node {node.node_id} is no prefix of the sample"
         assert [token for token, on in zip(ids, mask, strict=True) if on] == sampled
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait until the condition holds; fails where it never does."""
+    for _ in range(4000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("the condition never came true")
 
 
 @asynccontextmanager

@@ -35,6 +35,7 @@ from silva.rollout.report import StepReport
 from silva.state.codec import TurnCodec
 from silva.state.parsers import TurnParser
 from silva.store.ledger import Recovered, RunLedger
+from silva.store.queries import check_ledgers, open_run
 from silva.types.clock import Clock, SystemClock
 from silva.types.errors import ConfigError
 from silva.types.rollout import Mode
@@ -75,6 +76,12 @@ def choose_run_dir(config: RunConfig) -> Path:
     except OSError as error:
         raise ConfigError(f"--run-dir {run_dir} cannot be made: {error.strerror or error}") from error
     return run_dir
+
+
+def check_accounts(run_dir: Path) -> None:
+    """AssertionError where the ledgers of a run that ended well do not add up."""
+    with open_run(run_dir) as conn:
+        check_ledgers(conn)
 
 
 def run_id_of(run_dir: Path) -> str:
@@ -251,6 +258,8 @@ async def open_runtime(
             stack=stack,
         )
         ledger.event("run_end")
+        await asyncio.to_thread(ledger.flush)
+        await asyncio.to_thread(check_accounts, run_dir)
 
 
 async def open_gateway(

@@ -25,8 +25,8 @@ class Prompt:
 class PromptSource:
     """Hands out each (epoch, row) exactly once.
 
-    Consumes a Dataset; produces Prompts until `num_epoch` passes are over (None: for ever). After a resume the prompts in
-    `pending` positions are handed out again before new ones from `next_position` on.
+    Consumes a Dataset; produces Prompts until `num_epoch` passes are over (None: for ever). After a resume the
+    prompts in `pending` positions are handed out again before new ones from `next_position` on.
     """
 
     def __init__(

@@ -44,8 +44,8 @@ class Dataset:
 def load_dataset(path: Path, *, input_key: str, metadata_key: str, skip_bad_rows: bool = False) -> Dataset:
     """Read a JSON Lines file.
 
-    A row needs a text or message list under `input_key`, an object under `metadata_key`, or both. Raises DatasetError with
-    the first ten broken lines, unless `skip_bad_rows` drops and counts them.
+    A row needs a text or message list under `input_key`, an object under `metadata_key`, or both. Raises DatasetError
+    with the first ten broken lines, unless `skip_bad_rows` drops and counts them.
     """
     rows: list[Row] = []
     errors: list[str] = []

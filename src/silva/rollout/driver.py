@@ -17,7 +17,6 @@ from silva.types.clock import Clock
 from silva.types.errors import AgentExecutionError, SessionFailure
 from silva.types.rollout import ExportRecord
 
-
 RUNNER_LOST = "runner_lost"
 """Reason of a session that ended because the process that owns the agents died."""
 

@@ -138,8 +138,8 @@ class GroupRunner:
     ) -> tuple[TrainingSample, ...] | SlotFailure:
         """One session after the other until one is exported or the retries are used up.
 
-        A session that was lost with the runner process says nothing about its agent: it costs neither a retry nor budget
-        (the runner has a bound of its own).
+        A session that was lost with the runner process says nothing about its agent: it costs neither a retry nor
+        budget (the runner has a bound of its own).
         """
         num_failed = 0
         for try_index in itertools.count():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from silva.store.dumps import check_dump_template, write_rollout_dump
 from silva.store.ledger import RunLedger
-from silva.store.queries import accounting, accounting_line, check_ledgers, counts, open_run
+from silva.store.queries import accounting, accounting_line, counts, open_run
 
 log = logging.getLogger("silva.rollout")
 
@@ -40,14 +40,13 @@ class StepReport:
         self._counters = counters
 
     async def finish(self, rollout_id: int) -> dict[str, float]:
-        """Log the line `AGENTIC ROLLOUT event=accounting_end ...` and write the dump; returns counts for the metrics."""
+        """Log the line `AGENTIC ROLLOUT event=accounting_end ...`, write the dump; returns counts for the metrics."""
         await asyncio.wrap_future(self._ledger.flush_future())
         numbers = await asyncio.to_thread(self._close_accounts, rollout_id)
         return {**self._counters(), **numbers}
 
     def _close_accounts(self, rollout_id: int) -> dict[str, float]:
         with open_run(self._run_dir) as conn:
-            check_ledgers(conn)
             line = accounting_line(rollout_id, accounting(conn, rollout_id))
             numbers = _ledger_numbers(counts(conn))
             if self._dump_path is not None:

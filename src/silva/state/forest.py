@@ -1,8 +1,8 @@
 """The forest of one session: every committed conversation state, token by token.
 
-Look, then write: `match` is pure; `commit` is the only writer. A state exists at the end of each committed observation and
-of each response, nowhere inside. Nodes store only what they add; joined along parents they are exactly what the engine saw
-and produced.
+Look, then write: `match` is pure; `commit` is the only writer. A state exists at the end of each committed observation
+and of each response, nowhere inside. Nodes store only what they add; joined along parents they are exactly what the
+engine saw and produced.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NodeKind = Literal["root", "observation", "response"]
 class Node:
     """One committed state.
 
-    `lead` counts the ids at the front of `ids` that were not sampled (all of an observation's). `before` is, for a response,
-    the key of the state that its assistant message answers.
+    `lead` counts the ids at the front of `ids` that were not sampled (all of an observation's). `before` is, for a
+    response, the key of the state that its assistant message answers.
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class Node:
         self.node_id = node_id
         self.parent = parent
         self.key = key
-        self.kind = kind
+        self.kind: NodeKind = kind
         self.messages = messages
         self.conversation = conversation
         self.ids = array("i", ids)
@@ -144,8 +144,8 @@ class Match:
 class Placement:
     """How a new turn hangs in the forest and what the engine is given.
 
-    Under the matched state comes an observation of `messages` with `observation_ids` (none where `messages` is empty), then
-    the response, which owns `lead_ids`. With `continues` the response goes on with the cut turn that was matched.
+    Under the matched state comes an observation of `messages` with `observation_ids` (none where `messages` is empty),
+    then the response, which owns `lead_ids`. With `continues` the response goes on with the cut turn that was matched.
     """
 
     match: Match
@@ -187,10 +187,13 @@ class SessionForest:
         self._by_key: dict[bytes, Node] = {}
         self._num_responses: dict[bytes, int] = {}
         self._memos: dict[bytes, tuple[list[bytes], list[bytes]]] = {}
+        self._last_root: tuple[Conversation, bytes] | None = None
 
     def match(self, conversation: Conversation, digests: Sequence[bytes]) -> Match:
         """The longest committed prefix of a history (one digest a message). Changes no state; it only memoises keys."""
-        root = root_key(conversation)
+        if self._last_root is None or self._last_root[0] is not conversation:
+            self._last_root = (conversation, root_key(conversation))
+        root = self._last_root[1]
         keys = self._chain(root, list(digests))
         parent, num_matched = self._by_key.get(root), 0
         for length in range(len(keys), 0, -1):
@@ -248,10 +251,16 @@ class SessionForest:
         node.finish = response.result.finish_reason
         node.num_aborts = response.num_aborts
         if response.continuation_digest is not None:
-            self._by_key[chain_key(match.request_key, response.continuation_digest)] = node
-            self._memos.clear()
+            self._alias(chain_key(match.request_key, response.continuation_digest), node)
         self._num_responses[match.request_key] = self._num_responses.get(match.request_key, 0) + 1
         return node
+
+    def _alias(self, key: bytes, node: Node) -> None:
+        """Let a second spelling of a history lead to a state. A state that owns this key keeps it, with all below."""
+        holder = self._by_key.get(key)
+        if holder is None or holder.key != key:
+            self._by_key[key] = node
+            self._memos.clear()
 
     def _observation(self, placement: Placement, request_id: str | None) -> Node:
         match = placement.match
@@ -300,6 +309,9 @@ class SessionForest:
             request_id=request_id,
         )
         self.nodes.append(node)
+        holder = self._by_key.get(key)
+        if holder is not None and holder.key != key:
+            self._memos.clear()
         self._by_key[key] = node
         if parent is not None:
             parent.children.append(node)

@@ -1,8 +1,8 @@
 """Who is who: canonical form of messages, and the chained keys of conversation states.
 
-`key(state + message) = H(key(state), digest(message))`, and the key of an empty conversation is H(tools, template kwargs).
-The canonical form folds what cannot change meaning (key order and spacing of JSON arguments, `1.0` and `1`, absent and
-empty text) and keeps everything else.
+`key(state + message) = H(key(state), digest(message))`, and the key of an empty conversation is H(tools, template
+kwargs). The canonical form folds what cannot change meaning (key order and spacing of JSON arguments, `1.0` and `1`,
+absent and empty text) and keeps everything else.
 """
 
 from __future__ import annotations
@@ -13,18 +13,32 @@ from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from silva.types.errors import RequestError
 from silva.types.messages import Conversation, JsonObject, Message
 
 KEY_BYTES = 16
 MAX_FOLDED_DIGITS = 400
+MAX_FOLDED_DEPTH = 100
+"""A fixed bound: left to the interpreter's own, identity would depend on how deep the caller's stack is."""
 
 _IGNORED_TOOL_KEYS = frozenset({"strict", "cache_control", "defer_loading", "eager_input_streaming"})
 
 
 def root_key(conversation: Conversation) -> bytes:
-    """Key of the empty conversation under these tools and template arguments."""
+    """Key of the empty conversation under these tools and template arguments.
+
+    Raises RequestError where they nest too deep, or hold a number that is not finite, which no JSON can carry.
+    """
     tools = [canonical_tool(tool) for tool in conversation.tools]
-    return _hash(b"root", _canonical_json([tools, conversation.template_kwargs]).encode())
+    parts = [_root_part("tools", tools), _root_part("chat_template_kwargs", conversation.template_kwargs)]
+    return _hash(b"root", ",".join(parts).encode())
+
+
+def _root_part(field: str, value: Any) -> str:
+    try:
+        return _canonical_json(value)
+    except ValueError as error:
+        raise RequestError(f"{field} cannot be read as plain JSON: {error}", field=field) from error
 
 
 def chain_key(parent: bytes, digest: bytes) -> bytes:
@@ -64,8 +78,8 @@ def canonical_tool(tool: JsonObject) -> JsonObject:
 def canonical_arguments(raw: str) -> str:
     """One text for all spellings of the same JSON arguments.
 
-    Text that is no JSON, holds a key twice, or holds a number that no client can carry stands for itself, marked so that
-    it never equals a JSON text.
+    Text that is no JSON, holds a key twice, nests deeper than MAX_FOLDED_DEPTH, or holds a number that no client can
+    carry stands for itself, marked so that it never equals a JSON text.
     """
     try:
         value = json.loads(
@@ -80,26 +94,32 @@ def _canonical_json(value: Any) -> str:
     return json.dumps(_fold(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _fold(value: Any) -> Any:
+def _fold(value: Any, depth: int = 0) -> Any:
     if isinstance(value, float):
-        return int(value) if value.is_integer() else value
+        return _fold_number(repr(value))
+    if depth == MAX_FOLDED_DEPTH and isinstance(value, (dict, list, tuple)):
+        raise ValueError(f"more than {MAX_FOLDED_DEPTH} levels of nesting")
     if isinstance(value, dict):
-        return {str(key): _fold(item) for key, item in value.items()}  # pyright: ignore
+        return {str(key): _fold(item, depth + 1) for key, item in value.items()}  # pyright: ignore
     if isinstance(value, (list, tuple)):
-        return [_fold(item) for item in value]  # pyright: ignore
+        return [_fold(item, depth + 1) for item in value]  # pyright: ignore
     return value
 
 
 def _fold_number(text: str) -> int | float:
+    """A whole number as int, another one as the double that every client makes of it."""
     try:
         exact = Decimal(text)
     except InvalidOperation as error:
         raise ValueError(text) from error
+    if exact == 0:
+        return 0
     if not exact.is_finite() or abs(exact.adjusted()) > MAX_FOLDED_DIGITS:
-        raise ValueError(f"number out of range: {text}")
+        raise ValueError(f"{text} is a number out of range")
     if exact == exact.to_integral_value():
         return int(exact)
-    return float(text)
+    double = float(text)
+    return int(Decimal(repr(double))) if double.is_integer() else double
 
 
 def _refuse(text: str) -> Any:

@@ -12,9 +12,10 @@ UNSAMPLED_VERSION = -1
 
 
 def linear_leaf(forest: SessionForest) -> Node:
-    """The one response that ends a strictly linear history: one root, one leaf, no abandoned branch that holds a response.
+    """The one response that ends a strictly linear history: one root, one leaf, no abandoned branch with a response.
 
-    Raises SessionFailure: `no_response` where nothing was committed, `not_linear` with the other roots and leaves named.
+    Raises SessionFailure: `no_response` where nothing was committed, `not_linear` with the other roots and leaves
+    named.
     """
     responses = [node for node in forest.nodes if node.kind == "response"]
     if not responses:
@@ -33,8 +34,8 @@ def linear_leaf(forest: SessionForest) -> Node:
     raise SessionFailure(
         "not_linear",
         f"the session's history is not linear, so no single context can be exported: {len(roots)} root(s): {starts}; "
-        f"besides the last response ({leaf.node_id}, request {leaf.request_id}) there are {len(ends)} other leaf/leaves: "
-        f"{places or 'none'}. Make the agent send one growing history",
+        f"besides the last response ({leaf.node_id}, request {leaf.request_id}) there are {len(ends)} other "
+        f"leaf/leaves: {places or 'none'}. Make the agent send one growing history",
     )
 
 

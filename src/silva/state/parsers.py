@@ -1,8 +1,8 @@
 """From sampled text to an assistant message: reasoning, content and tool calls.
 
-The generic parser knows `<think>...</think>` at the start of a turn and `<tool_call>{"name": ..., "arguments": ...}</tool_call>`
-anywhere after it. It takes away only the newlines that templates write around these blocks, never a blank of the model's own.
-It never fails: what it cannot read stays text.
+The generic parser knows `<think>...</think>` at the start of a turn and, anywhere after it,
+`<tool_call>{"name": ..., "arguments": ...}</tool_call>`. It takes away only the newlines that templates write around
+these blocks, never a blank of the model's own. It never fails: what it cannot read stays text.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 PARSER_NAMES = ("none", "auto", "generic")
 
 _CLEAR_NAME = re.compile(
-    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*(?:,\s*"(?:arguments|parameters)"\s*:\s*(.*))?', re.S
+    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*(?:,\s*"(?:arguments|parameters)"\s*:(.*)|,?\s*)', re.S
 )
+_JSON = json.JSONDecoder()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +57,8 @@ class TurnParser:
     def parse(self, text: str, *, opening: str = "") -> ParsedTurn:
         """Split a turn's text.
 
-        `text` is what was sampled, without the end-of-turn marker; `opening` is the decoded generation prompt, which tells
-        whether the turn starts inside a reasoning block.
+        `text` is what was sampled, without the end-of-turn marker; `opening` is the decoded generation prompt, which
+        tells whether the turn starts inside a reasoning block.
         """
         reasoning = ""
         if self.reasoning:
@@ -71,7 +72,7 @@ class TurnParser:
 def _split_reasoning(text: str, opening: str) -> tuple[str, str]:
     inside = opening.rfind(THINK_OPEN) > opening.rfind(THINK_CLOSE)
     if inside:
-        rest = text
+        rest = text.removeprefix("\n") if opening.endswith(THINK_OPEN) else text
     else:
         stripped = text.lstrip("\n")
         if not stripped.startswith(THINK_OPEN):
@@ -86,24 +87,39 @@ def _split_reasoning(text: str, opening: str) -> tuple[str, str]:
 def _split_calls(text: str) -> tuple[str, tuple[ParsedCall, ...]]:
     pieces: list[str] = []
     calls: list[ParsedCall] = []
+    call: ParsedCall | None = None
     rest = text
-    while True:
+    while CALL_OPEN in rest:
         before, mark, after = rest.partition(CALL_OPEN)
-        if not mark:
-            break
-        body, close, rest_after = after.partition(CALL_CLOSE)
+        body, close, rest = _split_body(after)
         call = read_call(body)
         if call is None:
             pieces.append(before + mark + body + close)
         else:
             calls.append(call)
             pieces.append(before.removesuffix("\n"))
-        rest = rest_after
-        if not close:
-            rest = ""
-            break
-    pieces.append(rest if rest.strip("\n") else "")
+    if call is None or rest.strip("\n"):
+        pieces.append(rest)
     return "".join(pieces), tuple(calls)
+
+
+def _split_body(text: str) -> tuple[str, str, str]:
+    """Body, closing mark and what follows.
+
+    A mark inside a string of a well-formed call closes nothing; one that the end of the turn cut is a mark.
+    """
+    body, close, rest = text.partition(CALL_CLOSE)
+    if close and CALL_CLOSE not in rest:
+        return body, close, rest
+    try:
+        end = _JSON.raw_decode(text, len(text) - len(text.lstrip()))[1]
+    except (ValueError, RecursionError):
+        return body, close, rest
+    blank, mark, after = text[end:].partition(CALL_CLOSE)
+    if not blank.strip():
+        return text[:end] + blank, mark, after
+    cut = blank.lstrip()
+    return (text.removesuffix(cut), cut, "") if not mark and CALL_CLOSE.startswith(cut) else (body, close, rest)
 
 
 def read_call(body: str) -> ParsedCall | None:
@@ -122,7 +138,7 @@ def read_call(body: str) -> ParsedCall | None:
 
 
 def _read_broken_call(body: str) -> ParsedCall | None:
-    found = _CLEAR_NAME.match(body)
+    found = _CLEAR_NAME.fullmatch(body)
     name = _text_of(found.group(1)) if found else None
     if found is None or not name or not name.strip():
         return None
@@ -133,8 +149,10 @@ def _read_broken_call(body: str) -> ParsedCall | None:
 
 
 def _text_of(quoted: str) -> str | None:
+    """The text of a JSON string, or None where it is none or holds half a surrogate pair."""
     try:
         value = json.loads(quoted)
-        return value if isinstance(value, str) and value.encode() is not None else None
-    except ValueError:
+        value.encode()
+    except (ValueError, AttributeError):
         return None
+    return value

@@ -40,8 +40,8 @@ class ActiveTime:
 class Session:
     """One attempt at one row.
 
-    `input` is what the agent is given, `prompt_id` the row's use that it belongs to; `seed_key` names it the same way in every
-    run with the same data order, so that sampling can be repeated.
+    `input` is what the agent is given, `prompt_id` the row's use that it belongs to; `seed_key` names it the same way
+    in every run with the same data order, so that sampling can be repeated.
     `gate` is open while the session holds a lease: the turn service waits on it before each engine attempt.
     `first_request` is set when the agent asks the model for the first time. After `ended` every request is refused.
     """

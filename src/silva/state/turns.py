@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 
 from silva.state.codec import SampledTail, TurnCodec, TurnDelta
 from silva.state.forest import Match, Node, Placement, Response
@@ -25,19 +26,19 @@ def place_turn(codec: TurnCodec, match: Match, messages_between: MessagesBetween
     """
     parent = match.parent
     if parent is not None and match.is_full:
-        return _sample_again(codec, match, parent)
+        return _sample_again(codec, match, parent, messages_between)
     if parent is not None and parent.kind == "observation":
         return _extend_observation(codec, match, parent, messages_between)
     return _new_observation(codec, match, messages_between)
 
 
-def _sample_again(codec: TurnCodec, match: Match, parent: Node) -> Placement:
+def _sample_again(codec: TurnCodec, match: Match, parent: Node, messages_between: MessagesBetween) -> Placement:
     if parent.kind == "observation":
         earlier = next(child for child in parent.children if child.kind == "response")
         return Placement(match=match, lead_ids=tuple(earlier.ids[: earlier.lead]))
-    if parent.cut:
+    if parent.cut and parent.ids[-1] not in codec.stop_ids:
         return Placement(match=match, continues=True)
-    delta = _encode(codec, match, ())
+    delta = _encode(codec, match, (), messages_between)
     return Placement(match=match, lead_ids=(*delta.observation_ids, *delta.opening_ids))
 
 
@@ -65,7 +66,7 @@ def _extend_observation(codec: TurnCodec, match: Match, parent: Node, messages_b
 
 def _new_observation(codec: TurnCodec, match: Match, messages_between: MessagesBetween) -> Placement:
     messages = messages_between(match.num_matched, match.num_messages)
-    delta = _encode(codec, match, messages)
+    delta = _encode(codec, match, messages, messages_between)
     return Placement(
         match=match,
         messages=messages,
@@ -75,13 +76,18 @@ def _new_observation(codec: TurnCodec, match: Match, messages_between: MessagesB
     )
 
 
-def _encode(codec: TurnCodec, match: Match, messages: tuple[Message, ...]) -> TurnDelta:
+def _encode(
+    codec: TurnCodec, match: Match, messages: tuple[Message, ...], messages_between: MessagesBetween
+) -> TurnDelta:
     parent = match.parent
     try:
         if parent is None or parent.kind == "root":
             return codec.encode_root(messages, match.conversation)
         tail = SampledTail(
-            message=parent.messages[-1], last_id=parent.ids[-1], cut=parent.ids[-1] not in codec.stop_ids
+            message=parent.messages[-1],
+            last_id=parent.ids[-1],
+            cut=parent.ids[-1] not in codec.stop_ids,
+            has_system=messages_between(0, 1)[0].role == "system",
         )
         return codec.encode_delta(tail, messages, match.conversation)
     except TransitionRefused as refused:
@@ -99,7 +105,10 @@ def _shifted(field: str | None, offset: int) -> str | None:
 def read_turn(
     codec: TurnCodec, parser: TurnParser, placement: Placement, result: GenerateResult, *, sibling: int
 ) -> tuple[Response, Message]:
-    """Parse sampled ids. Returns what is committed, and the message that the client gets (the new part of a continued turn)."""
+    """Parse sampled ids.
+
+    Returns what is committed, and the message that the client gets (the new part of a continued turn).
+    """
     key = placement.match.request_key
     if not placement.continues:
         opening = codec.decode(placement.lead_ids) if placement.lead_ids else ""
@@ -162,9 +171,15 @@ def _call_id(key: bytes, sibling: int, index: int) -> str:
 
 
 def _new_part(old: Message, whole: Message) -> Message:
+    """What `whole` adds. Text that the cut part showed and that now turns out to open a block is not taken back."""
     return Message(
         role="assistant",
-        content=whole.content.removeprefix(old.content),
-        reasoning=whole.reasoning.removeprefix(old.reasoning),
+        content=_added(old.content, whole.content),
+        reasoning=_added(old.reasoning, whole.reasoning),
         tool_calls=tuple(call for call in whole.tool_calls if call not in old.tool_calls),
     )
+
+
+def _added(old: str, whole: str) -> str:
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, whole, strict=False)))
+    return whole[same:]

@@ -1,0 +1,116 @@
+"""The gateway's ASGI application: routes, and the small answers that need no model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from silva.gateway.chat import ChatDialect
+from silva.gateway.dialect import ApiError, Dialect
+from silva.gateway.exchange import ModelEndpoint
+from silva.gateway.http import (
+    BodyTooLarge,
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    credential,
+    header,
+    read_request_body,
+    send_json,
+)
+from silva.gateway.sessions import SessionRegistry
+from silva.gateway.turns import TurnService
+from silva.gateway.unbuilt import MessagesDialect, ResponsesDialect
+from silva.types.clock import Clock
+
+MOUNT = "/agentic_api"
+MODEL_NAME = "model"
+_FINISH = re.compile(r"sessions/([^/]+)/finish")
+_VERSIONS = ("v1/v1/", "v1/")
+
+
+class GatewayApp:
+    """ASGI callable. Model routes lie under `/agentic_api`, with no version prefix, `/v1` or a doubled one."""
+
+    def __init__(
+        self,
+        registry: SessionRegistry,
+        turns: TurnService,
+        clock: Clock,
+        dialects: Sequence[Dialect] | None = None,
+    ):
+        if dialects is None:
+            dialects = (ChatDialect(), ResponsesDialect(), MessagesDialect())
+        self._registry = registry
+        self._endpoint = ModelEndpoint(registry, turns, clock)
+        self._dialects = {route: dialect for dialect in dialects for route in dialect.routes}
+        self._fallback = dialects[0]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        method, path = scope["method"], scope["path"]
+        mounted = path == MOUNT or path.startswith(MOUNT + "/")
+        resource = _resource(path.removeprefix(MOUNT) if mounted else path)
+        if resource in ("", "health", "api/hello") and method in ("GET", "HEAD"):
+            await send_json(send, 200, b'{"status":"ok"}')
+        elif not mounted:
+            await self._refuse(404, "not_found", f"no route {path}; the API lies under {MOUNT}", send)
+        elif resource in self._dialects:
+            await self._model_route(resource, scope, receive, send)
+        elif resource == "models" or resource.startswith("models/"):
+            await send_json(send, 200, _models(resource))
+        elif (found := _FINISH.fullmatch(resource)) and self._registry.allows_open_sessions:
+            await self._finish(found.group(1), scope, receive, send)
+        else:
+            await self._refuse(404, "not_found", f"no route {path}", send)
+
+    async def _model_route(self, resource: str, scope: Scope, receive: Receive, send: Send) -> None:
+        dialect = self._dialects[resource]
+        if scope["method"] == "POST":
+            await self._endpoint.serve(dialect, scope, receive, send)
+            return
+        if (header(scope, b"upgrade") or "").lower() == "websocket":
+            error = ApiError(status=426, code="no_websocket", message="websockets are not spoken here; use HTTP POST")
+        else:
+            message = f"{scope['method']} is not allowed here; use POST"
+            error = ApiError(status=405, code="method_not_allowed", message=message)
+        await send_json(send, error.status, dialect.error(error), ((b"allow", b"POST"),))
+
+    async def _finish(self, session_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await read_request_body(scope, receive)
+        except ClientGone:
+            return
+        except BodyTooLarge:
+            await self._refuse(413, "body_too_large", "the output document is too large", send)
+            return
+        if scope["method"] != "POST":
+            await self._refuse(405, "method_not_allowed", "use POST", send)
+        elif (credential(scope) or session_id) != session_id:
+            await self._refuse(401, "invalid_api_key", f"the credential is not that of session {session_id}", send)
+        elif (answer := await self._registry.finish(session_id, body)) is None:
+            await self._refuse(404, "session_ended", f"no open session {session_id}", send)
+        else:
+            await send_json(send, 200, msgspec.json.encode(answer))
+
+    async def _refuse(self, status: int, code: str, message: str, send: Send) -> None:
+        body = self._fallback.error(ApiError(status=status, code=code, message=message))
+        await send_json(send, status, body, ((b"x-should-retry", b"false"),))
+
+
+def _resource(path: str) -> str:
+    resource = path.strip("/")
+    for version in _VERSIONS:
+        if resource.startswith(version):
+            return resource.removeprefix(version)
+    return "" if resource in ("v1", "v1/v1") else resource
+
+
+def _models(resource: str) -> bytes:
+    name = resource.removeprefix("models").strip("/") or MODEL_NAME
+    model = {"id": name, "object": "model", "created": 0, "owned_by": "silva"}
+    return msgspec.json.encode(model if "/" in resource else {"object": "list", "data": [model]})

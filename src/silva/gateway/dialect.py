@@ -1,0 +1,113 @@
+"""What a model protocol must do for the gateway: one `Dialect` class each; nothing else branches on protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from silva.gateway.history import HistoryCache
+from silva.state.turns import MessagesBetween
+from silva.types.generation import FinishReason
+from silva.types.messages import Conversation, Message
+from silva.types.rollout import TokenUsage
+
+RETRY_HEADER = (b"x-should-retry", b"false")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnOptions:
+    """What a request asks for besides its history. It outlives the body, so it holds none of it."""
+
+    model: str = "model"
+    stream: bool = False
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    logprobs: bool = False
+    ignored_fields: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRequest:
+    """A request in canonical form: one digest a message; the messages themselves are formed where asked for."""
+
+    options: TurnOptions
+    conversation: Conversation
+    digests: list[bytes]
+    messages_between: MessagesBetween
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprob:
+    """One sampled token as shown to the client. `data` is its UTF-8, None where it is only a part of a character."""
+
+    text: str
+    logprob: float
+    data: bytes | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnReply:
+    """A committed turn, ready to be told. `message` is the new part of the assistant's turn."""
+
+    request_id: str
+    created_s: float
+    message: Message
+    finish: FinishReason
+    usage: TokenUsage
+    logprobs: Sequence[TokenLogprob] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApiError:
+    """An answer that is no turn. `code` is a stable word, `field` the path of the offending value."""
+
+    status: int
+    code: str
+    message: str
+    field: str | None = None
+
+
+class Dialect(Protocol):
+    """Routes, request form, reply form, stream frames and error form of one protocol."""
+
+    @property
+    def name(self) -> str:
+        """Stable word of the ledger: chat, responses or messages."""
+        ...
+
+    @property
+    def routes(self) -> tuple[str, ...]:
+        """Resource paths, without any prefix."""
+        ...
+
+    @property
+    def connected_frame(self) -> bytes:
+        """Sent as soon as a stream opens."""
+        ...
+
+    @property
+    def heartbeat_frame(self) -> bytes:
+        """Sent while a stream waits."""
+        ...
+
+    def parse(self, body: bytes, history: HistoryCache) -> ModelRequest:
+        """Validate a body. Raises RequestError with the path of the offending field."""
+        ...
+
+    def render(self, options: TurnOptions, reply: TurnReply) -> bytes:
+        """The JSON answer."""
+        ...
+
+    def stream(self, options: TurnOptions, reply: TurnReply) -> bytes:
+        """Every event of a finished stream, the terminal one included."""
+        ...
+
+    def error(self, error: ApiError) -> bytes:
+        """The JSON body of an error."""
+        ...
+
+    def stream_error(self, error: ApiError) -> bytes:
+        """The frames that end a stream which failed."""
+        ...

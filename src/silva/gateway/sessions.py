@@ -1,0 +1,143 @@
+"""Who may ask: live sessions by credential, and the memory of those that ended."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from silva.gateway.history import HistoryCache
+from silva.inference.engine import Engine
+from silva.state.forest import SessionForest
+from silva.state.session import Session
+from silva.types.clock import Clock
+from silva.types.messages import JsonObject
+from silva.types.rollout import Mode, RequestRecord
+
+MAX_REMEMBERED = 1 << 16
+OPEN_SESSION_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+FinishCallback = Callable[[Session, bytes], Awaitable[JsonObject]]
+"""What to do with a session that its client finished: the session (already closed to requests) and the raw body."""
+
+
+@dataclass(kw_only=True, eq=False)
+class LiveSession:
+    """A session with what only the serving side needs: digests of what it sent, and the order of its commits."""
+
+    session: Session
+    commit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    num_requests: int = 0
+    _histories: dict[str, HistoryCache] = field(default_factory=dict[str, HistoryCache])
+
+    def history(self, protocol: str) -> HistoryCache:
+        return self._histories.setdefault(protocol, HistoryCache())
+
+    def begin_request(self, protocol: str) -> RequestRecord:
+        """Number and record a new request. Ids have one length, so none is a prefix of another."""
+        owner = hashlib.blake2b(self.session.session_id.encode(), digest_size=8).hexdigest()
+        record = RequestRecord(
+            request_id=f"{owner}{self.num_requests:08x}",
+            protocol=protocol,
+            stream=False,
+            arrived_s=self.session.since_start_s(),
+        )
+        self.num_requests += 1
+        self.session.requests.append(record)
+        return record
+
+
+class SessionRegistry:
+    """Opens, finds and ends sessions; the only place that holds them.
+
+    With `open_sessions` an unknown credential of a sane form opens a session of that id, with its lease; `on_open` is
+    told of each session that begins in this way.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        *,
+        open_sessions: bool = False,
+        on_open: Callable[[Session], None] | None = None,
+        on_finish: FinishCallback | None = None,
+    ):
+        self._engine = engine
+        self._clock = clock
+        self._open_sessions = open_sessions
+        self._on_open = on_open
+        self._on_finish = on_finish
+        self._live: dict[str, LiveSession] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def allows_open_sessions(self) -> bool:
+        return self._open_sessions
+
+    @property
+    def live_ids(self) -> list[str]:
+        return list(self._live)
+
+    def open(self, session_id: str, group_id: str, mode: Mode) -> Session:
+        """A new session; its gate is closed. The id is its credential. An id is used once."""
+        assert session_id not in self._live and session_id not in self._ended, f"session id {session_id} used twice"
+        session = Session(
+            session_id=session_id, group_id=group_id, mode=mode, clock=self._clock, forest=SessionForest()
+        )
+        self._live[session_id] = LiveSession(session=session)
+        return session
+
+    def find(self, credential: str) -> LiveSession | None:
+        """The live session of a credential. May open one where sessions are open."""
+        live = self._live.get(credential)
+        if live is not None or not self._open_sessions or self.has_ended(credential):
+            return live
+        if OPEN_SESSION_KEY.fullmatch(credential) is None:
+            return None
+        session = self.open(credential, credential, "train")
+        session.open_gate()
+        if self._on_open is not None:
+            self._on_open(session)
+        return self._live[credential]
+
+    def has_ended(self, session_id: str) -> bool:
+        return session_id in self._ended
+
+    async def end(self, session_id: str) -> Session | None:
+        """Refuse new requests, cancel the open ones, free the engine's cache, forget. None where no such session lives.
+
+        When this returns no turn of the session runs and its records are complete.
+        """
+        live = self._live.pop(session_id, None)
+        if live is None:
+            return None
+        session = live.session
+        session.ended = True
+        session.close_gate()
+        self._ended[session_id] = None
+        while len(self._ended) > MAX_REMEMBERED:
+            self._ended.popitem(last=False)
+        turns = list(session.open_turns)
+        for turn in turns:
+            turn.cancel()
+        await asyncio.gather(*turns, return_exceptions=True)
+        await self._engine.close_session(session_id)
+        return session
+
+    async def finish(self, session_id: str, body: bytes) -> JsonObject | None:
+        """End an open session on its client's word and hand it on. None where no such session lives."""
+        session = await self.end(session_id)
+        if session is None:
+            return None
+        if self._on_finish is None:
+            return {"status": "cancelled", "reason": "no_export", "num_samples": 0}
+        return await self._on_finish(session, body)
+
+    async def close(self) -> list[Session]:
+        """End every session that still lives. Returns them."""
+        ended = [await self.end(session_id) for session_id in list(self._live)]
+        return [session for session in ended if session is not None]

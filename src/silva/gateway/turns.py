@@ -1,0 +1,244 @@
+"""One model turn: look where the request meets the forest, sample, read, write. Protocols do not exist here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal, TypeVar
+
+from silva.gateway.dialect import ModelRequest, TokenLogprob, TurnOptions, TurnReply
+from silva.gateway.sessions import LiveSession
+from silva.inference.attempts import EngineClient, Generation, cut_ids, derived_seed
+from silva.inference.engine import Engine
+from silva.state.codec import TurnCodec
+from silva.state.forest import Placement
+from silva.state.parsers import THINK_CLOSE, TurnParser
+from silva.state.turns import place_turn, read_turn
+from silva.types.clock import Clock
+from silva.types.errors import RequestError
+from silva.types.generation import GenerateResult, SamplingParams
+from silva.types.messages import Message
+from silva.types.rollout import MatchKind, Mode, RequestRecord, TokenUsage
+
+T = TypeVar("T")
+CodecMode = Literal["proven", "rerender"]
+MAX_INLINE_IDS = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingSettings:
+    """What the run says about sampling. `max_response_len` is in tokens, None: what the context leaves."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    max_response_len: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnSettings:
+    """Settings of the turn service. `max_context_len` is in tokens; the smaller of it and the engine's own holds.
+
+    `seed` is the run's rollout seed. `codec_mode` rerender makes each turn a new root. `retry_delays_s`: one retry of a
+    failed engine call after each pause.
+    """
+
+    train: SamplingSettings = field(default_factory=SamplingSettings)
+    eval: SamplingSettings = field(default_factory=SamplingSettings)
+    max_context_len: int | None = None
+    seed: int = 42
+    codec_mode: CodecMode = "proven"
+    engine_timeout_s: float = 300.0
+    retry_delays_s: tuple[float, ...] = (0.5, 2.0, 5.0)
+
+    def sampling(self, mode: Mode) -> SamplingSettings:
+        return self.eval if mode == "eval" else self.train
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedTurn:
+    """A turn that can be sampled. It holds nothing of the request's body. `state` is the matched parent's key."""
+
+    options: TurnOptions
+    placement: Placement
+    match: MatchKind
+    state: str
+    num_prompt: int
+    num_repairs: int
+    sampling: SamplingParams
+
+
+class TurnService:
+    """Consumes canonical requests, produces committed turns; the single writer of every session's forest.
+
+    Tokenising runs in a thread of its own; forests are read and written on the event loop only.
+    """
+
+    def __init__(self, *, engine: Engine, codec: TurnCodec, parser: TurnParser, clock: Clock, settings: TurnSettings):
+        self._engine = engine
+        self._codec = codec
+        self._parser = parser
+        self._clock = clock
+        self._settings = settings
+        self._client = EngineClient(
+            engine, clock, timeout_s=settings.engine_timeout_s, retry_delays_s=settings.retry_delays_s
+        )
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="silva-codec")
+
+    @property
+    def counters(self) -> Counter[str]:
+        """Counts over all sessions: `match_<kind>`, `marker_mismatch`, and those of the engine client."""
+        return self._client.counters
+
+    async def abort_running(self, session_ids: Collection[str] | None = None) -> int:
+        """Abort the attempts that run now (of these sessions, or all); their turns go on when their gate is open."""
+        return await self._client.abort_running(session_ids)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def prepare(self, live: LiveSession, request: ModelRequest, record: RequestRecord) -> PreparedTurn:
+        """Match the request and form its tokens. Raises RequestError: a refused transition, or a full context."""
+        session = live.session
+        match = session.forest.match(request.conversation, request.digests)
+        if self._settings.codec_mode == "rerender":
+            match = replace(match, parent=None, num_matched=0)
+        placement = await self._off_loop(partial(place_turn, self._codec, match, request.messages_between))
+        # The placement stands even where other turns were committed meanwhile: nodes only ever come, none goes.
+        match = placement.match
+        held = match.parent.num_tokens if match.parent else 0
+        num_prompt = held + len(placement.observation_ids) + len(placement.lead_ids)
+        sampling = self._sampling(live, request.options, record, num_prompt)
+        kind = match.kind
+        record.match = kind
+        self.counters[f"match_{kind}"] += 1
+        self.counters["marker_mismatch"] += placement.marker_mismatch
+        session.first_request.set()
+        return PreparedTurn(
+            options=request.options,
+            placement=placement,
+            match=kind,
+            state=(match.root if match.parent is None else match.parent.key).hex(),
+            num_prompt=num_prompt,
+            num_repairs=len(record.repairs),
+            sampling=sampling,
+        )
+
+    async def generate(self, live: LiveSession, turn: PreparedTurn, record: RequestRecord) -> TurnReply:
+        """Sample, read and commit a prepared turn. Nothing is written unless all of it worked.
+
+        Raises EngineFault when the engine cannot serve it.
+        """
+        generation = await self._client.sample(
+            live.session,
+            request_id=record.request_id,
+            prompt_ids=turn.placement.input_ids(),
+            sampling=turn.sampling,
+        )
+        record.wait_s = generation.wait_s
+        result = self._cut_at_stop(generation, turn.sampling)
+        message = await self._commit(live, turn, record, replace(generation, result=result))
+        usage = TokenUsage(
+            prompt_tokens=turn.num_prompt,
+            completion_tokens=len(result.ids),
+            cached_tokens=min(result.cached_tokens, turn.num_prompt),
+            reasoning_tokens=self._num_reasoning(result.ids, message),
+        )
+        record.usage = usage
+        record.finish_reason = result.finish_reason
+        return TurnReply(
+            request_id=record.request_id,
+            created_s=self._clock.wall_s(),
+            message=message,
+            finish=result.finish_reason,
+            usage=usage,
+            logprobs=self._logprobs(result) if turn.options.logprobs else None,
+        )
+
+    async def _commit(
+        self, live: LiveSession, turn: PreparedTurn, record: RequestRecord, generation: Generation
+    ) -> Message:
+        forest, placement, result = live.session.forest, turn.placement, generation.result
+        # The lock keeps the sibling number, which call ids are made of, true until the turn is written.
+        async with live.commit_lock:
+            sibling = forest.next_sibling(placement.match.request_key)
+
+            def read():
+                return read_turn(self._codec, self._parser, placement, result, sibling=sibling)
+
+            small = len(result.ids) <= MAX_INLINE_IDS and not placement.continues
+            response, message = read() if small else await self._off_loop(read)
+            response = replace(response, request_id=record.request_id, num_aborts=generation.num_aborts)
+            record.node_id = forest.commit(placement, response).node_id
+        return message
+
+    def _sampling(
+        self, live: LiveSession, options: TurnOptions, record: RequestRecord, num_prompt: int
+    ) -> SamplingParams:
+        config = self._settings.sampling(live.session.mode)
+        limit = min(self._settings.max_context_len or self._engine.max_context_len, self._engine.max_context_len)
+        room = limit - num_prompt
+        if room < 1:
+            raise RequestError(
+                f"the context holds {limit} tokens; the messages of this request take {num_prompt}, which leaves no "
+                "room for an answer. Shorten the history",
+                field="messages",
+                code="context_length_exceeded",
+            )
+        seed = options.seed
+        if seed is None:
+            seed = derived_seed(self._settings.seed, live.session.session_id, record.request_id)
+        return SamplingParams(
+            max_new_tokens=min(room, options.max_tokens or room, config.max_response_len or room),
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            stop=tuple(dict.fromkeys((*config.stop, *options.stop))),
+            stop_token_ids=tuple(dict.fromkeys((*self._codec.stop_ids, *config.stop_token_ids))),
+            seed=seed,
+        )
+
+    def _cut_at_stop(self, generation: Generation, sampling: SamplingParams) -> GenerateResult:
+        """A stop string that an abort split in two was seen by no attempt: what came behind it goes."""
+        result = generation.result
+        if not generation.num_aborts or not sampling.stop or isinstance(result.matched_stop, str):
+            return result
+        text = self._codec.decode(result.ids)
+        found = [stop for stop in sampling.stop if stop in text]
+        if not found:
+            return result
+        first = min(found, key=text.index)
+        cut = cut_ids(result, self._shortest_prefix(result.ids, first))
+        return replace(cut, finish_reason="stop", matched_stop=first)
+
+    def _shortest_prefix(self, ids: list[int], text: str) -> int:
+        """How many ids it takes until their text holds `text`; all of them where it never does."""
+        low, high = 1, len(ids)
+        while low < high:
+            middle = (low + high) // 2
+            if text in self._codec.decode(ids[:middle]):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _num_reasoning(self, ids: list[int], message: Message) -> int:
+        return self._shortest_prefix(ids, THINK_CLOSE) if message.reasoning else 0
+
+    def _logprobs(self, result: GenerateResult) -> list[TokenLogprob]:
+        """One entry a sampled id. The end-of-turn marker has no text of its own."""
+        stops = self._codec.stop_ids
+        out: list[TokenLogprob] = []
+        for token, logprob in zip(result.ids, result.logprobs, strict=True):
+            text = "" if token in stops else self._codec.decode([token])
+            out.append(TokenLogprob(text=text, logprob=logprob, data=None if "\ufffd" in text else text.encode()))
+        return out
+
+    async def _off_loop(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)

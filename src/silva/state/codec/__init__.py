@@ -1,0 +1,7 @@
+"""The turn codec: messages to token ids, turn by turn, without encoding sampled ids again."""
+
+from silva.state.codec.check import CodecReport, ProofLine, StepCell
+from silva.state.codec.codec import TurnCodec
+from silva.state.codec.deltas import SampledTail, TurnDelta
+
+__all__ = ["CodecReport", "ProofLine", "SampledTail", "StepCell", "TurnCodec", "TurnDelta"]

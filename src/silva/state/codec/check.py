@@ -1,0 +1,229 @@
+"""The start check: proof of the tokenizer, and a table of the steps that a chat template allows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from silva.state.codec.delta import Context, ImpureTransition, Learner
+from silva.state.codec.encoder import ControlToken, TokenText
+from silva.state.codec.ends import TurnEnds
+from silva.state.codec.frame import NEW, Frame
+from silva.types.errors import TransitionRefused
+from silva.types.messages import JsonObject, Message, ToolCall
+
+Status = Literal["pure", "rewritten", "impure", "refused"]
+
+_TEXTS = (
+    "plain words",
+    " leading and trailing ",
+    "\n\nlines\r\nmore\n",
+    "é e\u0301 ａ ǆ \u200d",
+    "漢字かな 한글",
+    "👩\u200d👩\u200d👧 🙂",
+    "שלום عربي",
+    "\u00a0\u2003x\u3000",
+    "x = {'a': [1, 2.5e-3]}; // 100%",
+    "\t\tdef f():\n    return 12345",
+    "don't I'll 1234567",
+    "a",
+    "\u0301",
+    " ",
+    "\n",
+    "\n\n\n\n",
+    "          ",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProofLine:
+    """One proof of the tokenizer: what was tried, how often it held."""
+
+    name: str
+    num_ok: int
+    num_tried: int
+    example: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.num_ok == self.num_tried
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCell:
+    """What may follow one kind of assistant turn.
+
+    pure: the same tokens in any history, and the template leaves the history alone. rewritten: the same tokens in any
+    history, but the template would write earlier turns anew (we keep what the model read and wrote). impure: other
+    tokens in other histories. refused: the template raises, or drops or moves a text.
+    """
+
+    assistant: str
+    tail: str
+    status: Status
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodecReport:
+    """The outcome of a start check. `str()` gives a table for people, `to_json()` the same for programs."""
+
+    proofs: tuple[ProofLine, ...]
+    cells: tuple[StepCell, ...]
+    features: JsonObject
+
+    @property
+    def ok(self) -> bool:
+        """The tokenizer is proven, and a user message may follow an answer."""
+        return all(proof.ok for proof in self.proofs) and self.status("text", "user") in ("pure", "rewritten")
+
+    def status(self, assistant: str, tail: str) -> Status:
+        return next(cell.status for cell in self.cells if (cell.assistant, cell.tail) == (assistant, tail))
+
+    def to_json(self) -> JsonObject:
+        return {
+            "ok": self.ok,
+            "proofs": [
+                {"name": p.name, "ok": p.num_ok, "tried": p.num_tried, "example": p.example} for p in self.proofs
+            ],
+            "cells": [
+                {"assistant": c.assistant, "tail": c.tail, "status": c.status, "reason": c.reason} for c in self.cells
+            ],
+            "features": self.features,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"tokenizer: {p.name} {p.num_ok} of {p.num_tried}{_example(p)}" for p in self.proofs]
+        lines += [f"template: {name} = {value}" for name, value in self.features.items()]
+        kinds = list(dict.fromkeys(cell.assistant for cell in self.cells))
+        tails = list(dict.fromkeys(cell.tail for cell in self.cells))
+        widths = [max(len(tail), 9) for tail in tails]
+        lines.append("after \\ comes".ljust(16) + "  ".join(t.ljust(w) for t, w in zip(tails, widths, strict=True)))
+        for kind in kinds:
+            row = [self.status(kind, tail).ljust(w) for tail, w in zip(tails, widths, strict=True)]
+            lines.append(kind.ljust(16) + "  ".join(row))
+        reasons: dict[str, list[str]] = {}
+        for cell in self.cells:
+            if cell.reason:
+                reasons.setdefault(cell.reason, []).append(f"{cell.assistant} -> {cell.tail}")
+        lines += [f"- {', '.join(steps)}: {reason}" for reason, steps in reasons.items()]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def _example(proof: ProofLine) -> str:
+    return "" if proof.ok else f" (FAILED, for example on {proof.example!r})"
+
+
+def check_codec(text: TokenText, plain: Frame, called: Frame, ends: TurnEnds) -> CodecReport:
+    """`plain` renders without tools, `called` with one."""
+    return CodecReport(
+        proofs=(prove_sandwiches(text), prove_round_trip(text)),
+        cells=tuple(_cell(plain, called, ends, kind, tail) for kind in _assistants(called) for tail in _tails()),
+        features=_features(text, called, ends),
+    )
+
+
+def prove_sandwiches(text: TokenText, num: int = 300, seed: int = 0) -> ProofLine:
+    """Random strings of control tokens and texts: joined encoding equals the full tokenizer's."""
+    rng = random.Random(seed)
+    tokens = [token for token in text.control.values() if not token.unclear]
+    num_ok, example = 0, ""
+    for _ in range(num):
+        items: list[str | ControlToken] = []
+        for _ in range(rng.randint(1, 3)):
+            if tokens:
+                items.append(rng.choice(tokens))
+            items += rng.choices(_TEXTS, k=rng.randint(0, 3))
+        whole = "".join(item if isinstance(item, str) else item.text for item in items)
+        expected = text.full.encode(whole, add_special_tokens=False).ids
+        if text.run(text.compile(items, first=True), lambda hole: "") == expected:
+            num_ok += 1
+        else:
+            example = whole
+    return ProofLine(
+        name="text between control tokens encodes as in the whole", num_ok=num_ok, num_tried=num, example=example
+    )
+
+
+def prove_round_trip(text: TokenText) -> ProofLine:
+    """The spelling of each control token survives as plain text."""
+    num_ok, example = 0, ""
+    for token in text.control.values():
+        ids = text.encode_plain(f"a{token.text}b")
+        shown = text.full.decode(ids, skip_special_tokens=False)
+        if shown == f"a{token.text}b" and not any(i in text.by_id for i in ids):
+            num_ok += 1
+        else:
+            example = token.text
+    return ProofLine(
+        name="control tokens in user text stay plain text", num_ok=num_ok, num_tried=len(text.control), example=example
+    )
+
+
+def _assistants(called: Frame) -> dict[str, Message]:
+    one = ToolCall(id="a1b2c3d4e", name=called.tool_name, arguments='{"a": "b"}')
+    two = ToolCall(id="f5g6h7i8j", name=called.tool_name, arguments='{"a": "b"}')
+    return {
+        "text": Message(role="assistant", content="t"),
+        "reasoning": Message(role="assistant", content="t", reasoning="r"),
+        "call": Message(role="assistant", tool_calls=(one,)),
+        "text + call": Message(role="assistant", content="t", tool_calls=(one,)),
+        "2 calls": Message(role="assistant", tool_calls=(one, two)),
+    }
+
+
+def _tails() -> dict[str, tuple[Message, ...]]:
+    user, system = Message(role="user", content="u"), Message(role="system", content="s")
+    one = Message(role="tool", content="r", tool_call_id="a1b2c3d4e")
+    two = Message(role="tool", content="r", tool_call_id="f5g6h7i8j")
+    return {
+        "(none)": (),
+        "user": (user,),
+        "user, user": (user, user),
+        "tool": (one,),
+        "tool, tool": (one, two),
+        "tool, user": (one, user),
+        "system, user": (system, user),
+    }
+
+
+def _cell(plain: Frame, called: Frame, ends: TurnEnds, kind: str, tail: str) -> StepCell:
+    message, messages = _assistants(called)[kind], _tails()[tail]
+    frame = called if message.tool_calls or any(m.role == "tool" for m in messages) else plain
+    context = Context(frame, message)
+    build = frame.builder(NEW)
+    context.share_ids(build)
+    tree = [build.message(m) for m in messages]
+    status: Status = "pure"
+    try:
+        with frame.lock:
+            found = Learner(frame, ends, context, tree, build.slots, None, survey=True).learn()
+    except TransitionRefused as error:
+        return StepCell(
+            assistant=kind,
+            tail=tail,
+            status="impure" if isinstance(error, ImpureTransition) else "refused",
+            reason=str(error),
+        )
+    rewritten = [name for name, kept in found.prefixes if not kept]
+    reason = ""
+    if rewritten:
+        status, reason = "rewritten", f"the template writes earlier text anew (behind {', '.join(rewritten)})"
+    return StepCell(assistant=kind, tail=tail, status=status, reason=reason)
+
+
+def _features(text: TokenText, called: Frame, ends: TurnEnds) -> JsonObject:
+    def spelled(ids: Sequence[int]) -> list[str]:
+        return [text.by_id[i].text if i in text.by_id else str(i) for i in sorted(ids)]
+
+    style = called.style
+    return {
+        "stop tokens": spelled(list(ends.stop_ids)),
+        "closes old turns with": spelled(list(ends.closers - ends.stop_ids)),
+        "the next role's marker ends a turn": ends.opener,
+        "tool arguments": "JSON text" if style.arguments_as_text else "mapping",
+        "nine-character call ids only": style.nine_ids,
+        "whole-sequence first word differs": text.inner_differs,
+    }

@@ -1,0 +1,363 @@
+"""What follows a sampled turn: everything up to the next one, as a function of the turn's kind and the new messages.
+
+A delta is learned from small conversations: a short beginning, an assistant turn of the same kind, the new messages.
+The render is cut where that assistant turn ends. The cut text has to be the same behind every beginning that the
+template accepts: only then it is right in any history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from silva.state.codec.deltas import SampledTail, TurnDelta
+from silva.state.codec.ends import TurnEnds
+from silva.state.codec.frame import NEW, Frame, TextOf, Texts, placeholder
+from silva.state.codec.recipe import Recipe, make_recipe
+from silva.state.codec.root import CACHED_KEY_CHARS, DEPENDS_ON_TEXT, check_shown, same_holes
+from silva.state.codec.slots import CONTEXT, PLACEHOLDER, Hole, ShapeBuilder, Slots, clean, hole_of, safe_id
+from silva.state.codec.transforms import parse
+from silva.types.errors import TransitionRefused
+from silva.types.messages import JsonObject, Message
+
+Tree = list[JsonObject]
+
+
+class ImpureTransition(TransitionRefused):
+    """The template allows the step, but what it writes depends on the history."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way of giving the assistant turn to the template."""
+
+    arguments_as_text: bool
+    with_reasoning: bool
+    content: str
+    """"text", "blank" or "absent"."""
+
+
+class Context:
+    """The assistant turn before a delta, with holes instead of what the model wrote. Call names are kept."""
+
+    def __init__(self, frame: Frame, message: Message):
+        self._frame = frame
+        self.slots = Slots(CONTEXT)
+        self.has_text = bool(message.content.strip()) or not message.tool_calls
+        self.has_reasoning = bool(message.reasoning)
+        nine = frame.style.nine_ids
+        self.ids = {call.id: self.slots.shared(safe_id(call.id, nine), "id") for call in message.tool_calls}
+        self._call_ids = [self.ids[call.id] for call in message.tool_calls]
+        self._names = [self._name(call.name) for call in message.tool_calls]
+        self.key = repr((self.has_text, self.has_reasoning, self._call_ids, self._names))
+        self.named = len(self.slots.values)
+        self.content = self.slots.new("", "context")
+        self.reasoning = self.slots.new("", "context")
+        self.arguments = [self.slots.new("", "context") for _ in message.tool_calls]
+
+    def _name(self, name: str) -> str | Hole:
+        if name and self._frame.words.plain(name):
+            return name
+        values = self._frame.slots.values
+        if name in values:
+            return Hole(0, values.index(name))
+        return self.slots.shared(clean(name), "name") if name.strip() else name
+
+    def share_ids(self, build: ShapeBuilder) -> None:
+        """Let results that name a call of this turn have the call's hole."""
+        for value, hole in self.ids.items():
+            build.slots.share(safe_id(value, self._frame.style.nine_ids), "id", hole)
+
+    def forms(self) -> Iterator[Form]:
+        """The ways to try, the usual one first."""
+        absent = ("absent", "blank") if self._frame.style.empty_content is None else ("blank", "absent")
+        contents = ("text",) if self.has_text else (*absent, "text")
+        as_text = self._frame.style.arguments_as_text
+        for with_reasoning in (True, False) if self.has_reasoning else (False,):
+            for arguments_as_text in (as_text, not as_text) if self._call_ids else (as_text,):
+                for content in contents:
+                    yield Form(arguments_as_text, with_reasoning, content)
+
+    def turn(self, form: Form) -> JsonObject:
+        out: JsonObject = {"role": "assistant"}
+        if form.with_reasoning:
+            out["reasoning_content"] = out["thinking"] = self.reasoning
+        if form.content != "absent":
+            out["content"] = self.content if form.content == "text" else ""
+        if self._call_ids:
+            out["tool_calls"] = [
+                _call(call_id, name, hole, form.arguments_as_text)
+                for call_id, name, hole in zip(self._call_ids, self._names, self.arguments, strict=True)
+            ]
+        return out
+
+    def texts(self, fillers: Sequence[str]) -> list[str]:
+        """Texts for the holes of the context region: ids and names as they are, placeholders for the rest."""
+        return [*self.slots.values[: self.named], *fillers[self.named :]]
+
+
+def _call(call_id: Hole, name: str | Hole, arguments: Hole, as_text: bool) -> JsonObject:
+    function = {"name": name, "arguments": arguments if as_text else {"a": arguments}}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRecipe:
+    """A learned delta: `beginning` are the turns before the new messages with which it is proven each time."""
+
+    recipe: Recipe
+    beginning: Tree
+    fillers: tuple[str, ...]
+    first_id: int
+    prefixes: tuple[tuple[str, bool], ...]
+    """Of a survey: each beginning, and whether the template's render with it starts with what stood before."""
+
+
+def encode_delta(frame: Frame, ends: TurnEnds, tail: SampledTail, messages: Sequence[Message]) -> TurnDelta:
+    """The delta, proven on the texts of these messages. TransitionRefused where the template does not allow it."""
+    context = Context(frame, tail.message)
+    build = frame.builder(NEW)
+    context.share_ids(build)
+    tree = [build.message(message) for message in messages]
+    slots = build.slots
+    key = f"{tail.has_system}{context.key}{tree!r}"
+    known: DeltaRecipe | None = frame.deltas.get(key)
+    for cached in (True, False):
+        if known is None:
+            with frame.lock:
+                known = Learner(frame, ends, context, tree, slots, tail.has_system).learn(cached=cached)
+        named = context.texts(known.fillers)
+        inert = Texts(frame.inert, _inert(frame, named), _inert(frame, slots.values))
+        if _proven(frame, known, tree, inert):
+            break
+        known = None  # the texts matter after all, or a transform was learned in too narrow surroundings
+    else:
+        raise TransitionRefused(DEPENDS_ON_TEXT, field="messages[0]" if len(messages) == 1 else None)
+    if len(key) <= CACHED_KEY_CHARS:
+        frame.deltas.put(key, known)
+    observation, opening = known.recipe.encode(frame.text, Texts(frame.slots.values, named, slots.values))
+    return _close(ends, tail, known.first_id, observation, opening)
+
+
+def _inert(frame: Frame, texts: Sequence[str]) -> list[str]:
+    return [frame.text.inert(text) for text in texts]
+
+
+def _proven(frame: Frame, known: DeltaRecipe, tree: Tree, inert: TextOf) -> bool:
+    real = frame.render([*known.beginning, *tree], inert, gen=True, inert=True)
+    return real.endswith(known.recipe.text(inert))
+
+
+def _close(ends: TurnEnds, tail: SampledTail, first: int, observation: list[int], opening: list[int]) -> TurnDelta:
+    """Leave out the closing token where the model sampled it, or another one that means the same."""
+    if tail.cut or tail.last_id not in ends.closers:
+        return TurnDelta(observation_ids=observation, opening_ids=opening)
+    if ends.opener and tail.last_id != first:
+        mismatch = tail.last_id in ends.markers
+        return TurnDelta(observation_ids=observation, opening_ids=opening, marker_mismatch=mismatch)
+    if observation:
+        return TurnDelta(observation_ids=observation[1:], opening_ids=opening)
+    return TurnDelta(observation_ids=[], opening_ids=opening[1:])
+
+
+class Learner:
+    """Finds the recipe of one delta, or says why there is none. `survey`: also whether earlier text is rewritten."""
+
+    def __init__(
+        self,
+        frame: Frame,
+        ends: TurnEnds,
+        context: Context,
+        tree: Tree,
+        slots: Slots,
+        has_system: bool | None,
+        *,
+        survey: bool = False,
+    ):
+        self._frame = frame
+        self._ends = ends
+        self._context = context
+        self._tree = tree
+        self._slots = slots
+        self._prefixes = _prefixes(frame, context.slots, has_system)
+        self._survey = survey
+        self._reason: TransitionRefused | None = None
+
+    def learn(self, *, cached: bool = False) -> DeltaRecipe:
+        for form in self._context.forms():
+            turn = self._context.turn(form)
+            for name, prefix in self._prefixes.items():
+                tail = self._tail([*prefix, turn], form)
+                if tail is not None:
+                    return self._finish(form, name, turn, tail, cached)
+        assert self._reason is not None
+        raise self._located(self._reason)
+
+    def _tail(self, beginning: Tree, form: Form) -> str | None:
+        """The text behind the assistant turn, None (with the reason kept) where it cannot be had."""
+        try:
+            text = self._frame.render([*beginning, *self._tree], gen=True)
+        except TransitionRefused as error:
+            if self._reason is None or self._renders(beginning):
+                self._reason = error
+            return None
+        try:
+            tail = self._cut(text, form, beginning)
+            check_shown(parse(tail), self._tree, late_from=0, everywhere=text)
+        except TransitionRefused as error:
+            self._reason = error
+            return None
+        return tail
+
+    def _renders(self, beginning: Tree) -> bool:
+        try:
+            self._frame.render(beginning, gen=False)
+        except TransitionRefused:
+            return False
+        return True
+
+    def _located(self, error: TransitionRefused) -> TransitionRefused:
+        """The same error with the first message that cannot follow, found by leaving out messages from the end."""
+        if error.field is not None or not self._tree:
+            return error
+        for n in range(1, len(self._tree)):
+            shorter = Learner(self._frame, self._ends, self._context, self._tree[:n], self._slots, None)
+            shorter._prefixes = self._prefixes
+            forms = list(self._context.forms())
+            begins = [
+                (form, [*prefix, self._context.turn(form)]) for form in forms for prefix in self._prefixes.values()
+            ]
+            if all(shorter._tail(beginning, form) is None for form, beginning in begins):
+                return TransitionRefused(str(error), field=f"messages[{n - 1}]")
+        return TransitionRefused(str(error), field=f"messages[{len(self._tree) - 1}]")
+
+    def _cut(self, text: str, form: Form, beginning: Tree) -> str:
+        context = self._context
+        shown = [text.rfind(hole.placeholder) for hole in context.arguments]
+        content = text.rfind(context.content.placeholder) if form.content == "text" else -1
+        if any(place < 0 for place in shown) and not (max(shown) < 0 <= content):
+            raise TransitionRefused(
+                "the chat template prints only some of an assistant turn's calls, so results cannot be matched to them"
+                if max(shown) >= 0
+                else "the chat template does not print an assistant turn's calls"
+            )
+        if form.content == "text" and content < 0 and not context.arguments:
+            raise TransitionRefused("the chat template does not print the text of an assistant turn")
+        reasoning = text.rfind(context.reasoning.placeholder) if form.with_reasoning else -1
+        end = max([content, reasoning, *shown]) + len(context.content.placeholder)
+        if self._ends.opener and not self._tree:  # nothing follows but the opening of the next turn
+            alone = self._frame.render(beginning, gen=False)
+            return text[len(alone) if text.startswith(alone) else end :]
+        return text[self._close_place(text, end) :]
+
+    def _close_place(self, text: str, end: int) -> int:
+        limit = next(
+            (m.start() for m in PLACEHOLDER.finditer(text, end) if hole_of(m.group(1)).region == NEW), len(text)
+        )
+        close = self._ends.pattern.search(text, end, limit)
+        if close is not None:
+            return close.start()
+        pieces = self._frame.text.split(text[end:limit])
+        head = pieces[0] if pieces and isinstance(pieces[0], str) else ""
+        if not self._context.arguments and len(pieces) > bool(head) and not head.strip():
+            return end + len(head)
+        raise TransitionRefused(
+            "the chat template writes no control token between an assistant turn and what follows, so the model cannot "
+            "know where its turn ends"
+        )
+
+    def _finish(self, form: Form, name: str, turn: JsonObject, tail: str, cached: bool) -> DeltaRecipe:
+        frame, prefix = self._frame, self._prefixes[name]
+        prefixes = self._compare(form, turn, tail, known="" if self._survey else name)
+        beginning = [*prefix, turn]
+        whole = parse(tail)
+        self._refuse_foreign(whole)
+        kinds = Texts(frame.slots.kinds, self._context.slots.kinds, self._slots.kinds)
+
+        def render(text_of: TextOf, gen: bool = True) -> str:
+            return self._cut(frame.render([*beginning, *self._tree], text_of, gen=gen), form, beginning)
+
+        found = frame.learn(whole, kinds, render, cached=cached)
+        without = parse(render(placeholder, False))
+        plain = same_holes(found, whole, without) or frame.learn(
+            without, kinds, lambda text_of: render(text_of, False), cached=False
+        )
+        recipe = make_recipe(frame, frame.skeleton(whole, found), frame.skeleton(without, plain), first=False)
+        first_piece = whole[0]
+        assert isinstance(first_piece, str)
+        token = next(iter(frame.text.split(first_piece)), "")
+        if isinstance(token, str):
+            raise TransitionRefused("the chat template writes no control token at the start of the next turn")
+        fillers = tuple(Hole(CONTEXT, i).placeholder for i in range(len(self._context.slots.values)))
+        return DeltaRecipe(recipe, beginning, fillers, token.id, prefixes)
+
+    def _compare(self, form: Form, turn: JsonObject, tail: str, known: str) -> tuple[tuple[str, bool], ...]:
+        """Refuse the transition unless the tail is the same behind each beginning."""
+        checked: list[tuple[str, bool]] = []
+        for name, prefix in self._prefixes.items():
+            if name == known:
+                continue
+            try:
+                beginning = [*prefix, turn]
+                text = self._frame.render([*beginning, *self._tree], gen=True)
+                before = self._frame.render(prefix, gen=True) if self._survey else ""
+                other = self._cut(text, form, beginning)
+            except TransitionRefused:
+                continue  # this beginning is none that the template allows
+            if other != tail:
+                raise ImpureTransition(
+                    "the chat template writes what follows an assistant turn otherwise in other histories (behind "
+                    f"{name!r}), so the turn cannot be continued token by token",
+                    field="messages[0]" if self._tree else None,
+                )
+            checked.append((name, text.startswith(before)))
+        return tuple(checked)
+
+    def _refuse_foreign(self, pieces: Sequence[str | Hole]) -> None:
+        named = self._context.named
+        for i in range(1, len(pieces), 2):
+            hole = pieces[i]
+            if isinstance(hole, Hole) and hole.region == CONTEXT and hole.index >= named:
+                raise ImpureTransition(
+                    "the chat template repeats or moves the text of earlier messages into the new turn",
+                    field="messages[0]" if self._tree else None,
+                )
+
+
+def _prefixes(frame: Frame, slots: Slots, has_system: bool | None) -> dict[str, Tree]:
+    """Beginnings to compare, by name: s(ystem), u(ser), a(ssistant), c(all), t(ool result), r(easoning answer)."""
+
+    def turn(role: str) -> JsonObject:
+        return {"role": role, "content": slots.new("", "context")}
+
+    def thought() -> JsonObject:
+        hole = slots.new("", "context")
+        return {**turn("assistant"), "reasoning_content": hole, "thinking": hole}
+
+    def call() -> Tree:
+        style = frame.style
+        hole = slots.new("", "context")
+        calling: JsonObject = {
+            "role": "assistant",
+            "tool_calls": [_call(hole, frame.tool_name, slots.new("", "context"), style.arguments_as_text)],
+        }
+        if style.empty_content is not None:
+            calling["content"] = style.empty_content
+        return [calling, {**turn("tool"), "tool_call_id": hole}]
+
+    user, system = turn("user"), turn("system")
+    plain: dict[str, Tree] = {
+        "u": [user],
+        "uau": [user, turn("assistant"), turn("user")],
+        "uctau": [user, *call(), turn("assistant"), turn("user")],
+        "uru": [user, thought(), turn("user")],
+        "uct": [user, *call()],
+    }
+    with_system: dict[str, Tree] = {
+        "su": [system, user],
+        "suau": [system, user, turn("assistant"), turn("user")],
+        "suct": [system, user, *call()],
+    }
+    if has_system is None:
+        return {**plain, **with_system}
+    return with_system if has_system else plain

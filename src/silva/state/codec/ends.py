@@ -1,0 +1,113 @@
+"""How a template ends an assistant turn, found by rendering a few."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from silva.state.codec.encoder import ControlToken, TokenText
+from silva.state.codec.frame import Frame
+from silva.state.codec.slots import CONTEXT, Hole
+from silva.types.errors import TransitionRefused
+
+_TEXT, _REASON, _ARGS, _RESULT, _NEXT = (Hole(CONTEXT, 40 + i) for i in range(5))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnEnds:
+    """`stop_ids` end a sampled turn. `closers` are the tokens behind which a turn is over when a template wrote it
+    (some close old turns otherwise than a model does). In an *opener* template nothing closes a turn but the marker of
+    the next role (`markers`). `end_id` is the stop id that the template writes, None where there is none.
+    """
+
+    stop_ids: frozenset[int]
+    closers: frozenset[int]
+    markers: frozenset[int]
+    opener: bool
+    end_id: int | None
+    pattern: re.Pattern[str] = field(repr=False)
+
+
+def find_ends(frame: Frame, called: Frame, text: TokenText, configured: Iterable[int], eos_id: int | None) -> TurnEnds:
+    """`frame` renders without tools, `called` with one; `configured` are the stop ids of the model's files."""
+    stops = frozenset(configured)
+    user, reply = _turn("user", Hole(CONTEXT, 39)), _turn("assistant", _TEXT)
+    last = _first_after(text, _try(frame, [user, reply], gen=False), _TEXT)
+    then_user = _first_after(text, _try(frame, [user, reply, _turn("user", _NEXT)], gen=True), _TEXT)
+    reopened = _first_after(text, _try(frame, [user, reply], gen=True), _TEXT)
+    opener = last is None and then_user is not None and then_user != reopened and then_user.id != eos_id
+    markers: set[ControlToken] = set()
+    closes = {token for token in (last, then_user) if token is not None}
+    if opener:
+        markers = {token for token in (then_user, _result_marker(called, text, user)) if token is not None}
+        closes = set(markers)
+    inside = _inside_turn(frame, called, text, user)
+    stop_ids = stops | {token.id for token in closes if token.id not in inside}
+    closers = stop_ids | {token.id for token in closes}
+    order = [token.id for token in (last, then_user) if token is not None and token.id in stop_ids]
+    end_id = order[0] if order else min(stop_ids, default=None)
+    spellings = sorted((text.by_id[i].text for i in closers if i in text.by_id), key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, spellings)) if spellings else "(?!)")
+    return TurnEnds(
+        stop_ids=stop_ids,
+        closers=closers,
+        markers=frozenset(token.id for token in markers),
+        opener=opener,
+        end_id=end_id,
+        pattern=pattern,
+    )
+
+
+def _turn(role: str, content: Hole) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _call(called: Frame) -> dict[str, Any]:
+    style = called.style
+    arguments = _ARGS if style.arguments_as_text else {"a": _ARGS}
+    function = {"name": called.tool_name, "arguments": arguments}
+    turn: dict[str, Any] = {
+        "role": "assistant",
+        "tool_calls": [{"id": Hole(CONTEXT, 45), "type": "function", "function": function}],
+    }
+    if style.empty_content is not None:
+        turn["content"] = style.empty_content
+    return turn
+
+
+def _try(frame: Frame, turns: Sequence[Any], *, gen: bool) -> str:
+    try:
+        return frame.render(turns, gen=gen)
+    except TransitionRefused:
+        return ""
+
+
+def _tokens_after(text: TokenText, render: str, hole: Hole) -> list[ControlToken]:
+    _, found, rest = render.rpartition(hole.placeholder)
+    return [item for item in text.split(rest) if isinstance(item, ControlToken)] if found else []
+
+
+def _first_after(text: TokenText, render: str, hole: Hole) -> ControlToken | None:
+    return next(iter(_tokens_after(text, render, hole)), None)
+
+
+def _result_marker(called: Frame, text: TokenText, user: Any) -> ControlToken | None:
+    """The marker that opens a tool turn behind a call."""
+    result = {"role": "tool", "content": _RESULT, "tool_call_id": Hole(CONTEXT, 45)}
+    alone = _tokens_after(text, _try(called, [user, _call(called)], gen=False), _ARGS)
+    more = _tokens_after(text, _try(called, [user, _call(called), result], gen=False), _ARGS)
+    return more[len(alone)] if more[: len(alone)] == alone and len(more) > len(alone) else None
+
+
+def _inside_turn(frame: Frame, called: Frame, text: TokenText, user: Any) -> frozenset[int]:
+    """Control tokens that stand within one assistant turn, so that none of them can end it."""
+    thought = {**_turn("assistant", _TEXT), "reasoning_content": _REASON, "thinking": _REASON}
+    found: set[int] = set()
+    for turns in ([user, thought], [user, {**_call(called), "reasoning_content": _REASON, "thinking": _REASON}]):
+        for renderer in (frame, called):
+            _, seen, rest = _try(renderer, turns, gen=False).partition(_REASON.placeholder)
+            within = re.split(f"{_TEXT.placeholder}|{_ARGS.placeholder}", rest)[0] if seen else ""
+            found.update(item.id for item in text.split(within) if isinstance(item, ControlToken))
+    return frozenset(found)

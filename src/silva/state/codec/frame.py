@@ -1,0 +1,207 @@
+"""One way of calling a chat template: a set of tools and template arguments, and all that was learned about it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from silva.state.codec.encoder import ControlToken, Part, TokenText
+from silva.state.codec.lru import Lru
+from silva.state.codec.slots import (
+    CONTEXT,
+    FRAME,
+    NEW,
+    CallStyle,
+    DefinitionBuilder,
+    Hole,
+    ShapeBuilder,
+    Slots,
+    Words,
+    materialise,
+)
+from silva.state.codec.template import ChatTemplate
+from silva.state.codec.transforms import NUM_PROBES, Skeleton, Slot, Transform, explain, probes
+from silva.types.errors import TransitionRefused
+from silva.types.messages import JsonObject, Message, ToolCall
+
+TextOf = Callable[[Hole], str]
+Pieces = list["str | Hole"]
+
+_LONG_ID, _NINE_ID = "call_0123456789abcdef", "a1b2c3d4e"
+
+
+def placeholder(hole: Hole) -> str:
+    return hole.placeholder
+
+
+class Texts:
+    """Looks up the text of a hole in the regions' value lists."""
+
+    def __init__(self, frame: Sequence[str], context: Sequence[str], new: Sequence[str]):
+        self._regions = (frame, context, new)
+
+    def __call__(self, hole: Hole) -> str:
+        return self._regions[hole.region][hole.index]
+
+
+class Frame:
+    """Renders shapes with this frame's tools and arguments. Learning runs under `lock`; results never change."""
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        text: TokenText,
+        words: Words,
+        tools: Sequence[JsonObject],
+        kwargs: JsonObject,
+    ):
+        self.template = template
+        self.text = text
+        self.words = words
+        self.lock = threading.RLock()
+        self.slots = Slots(FRAME)
+        build = DefinitionBuilder(self.slots, words)
+        self._tools = [build.value(tool, f"tools[{i}]") for i, tool in enumerate(tools)] or None
+        self._kwargs = {key: build.value(value, f"chat_template_kwargs.{key}") for key, value in kwargs.items()}
+        self.tool_name = next((str(name) for tool in tools if (name := _name_of(tool))), "lookup")
+        self.inert = [text.inert(value) for value in self.slots.values]
+        self._plain_side = self._side(placeholder)
+        self._inert_side = self._side(lambda hole: self.inert[hole.index])
+        self.transforms: Lru[tuple[str, str, str], Transform] = Lru(2048)
+        self.roots: Lru[str, Any] = Lru(256)
+        self.deltas: Lru[str, Any] = Lru(512)
+        self._style: CallStyle | None = None
+
+    def _side(self, text_of: TextOf) -> tuple[list[Any] | None, JsonObject]:
+        return materialise(self._tools, text_of), materialise(self._kwargs, text_of)
+
+    def render(self, messages: Sequence[Any], text_of: TextOf = placeholder, *, gen: bool, inert: bool = False) -> str:
+        """The shape's text. Holes of the frame hold their real (inert) texts with `inert`, else what `text_of` says."""
+        if inert:
+            tools, kwargs = self._inert_side
+        elif text_of is placeholder or not self.slots.values:
+            tools, kwargs = self._plain_side
+        else:
+            tools, kwargs = self._side(text_of)
+        filled = materialise(list(messages), text_of)
+        return self.template.render(filled, tools=tools, kwargs=kwargs, generation_prompt=gen)
+
+    def builder(self, region: int) -> ShapeBuilder:
+        build = ShapeBuilder(Slots(region), self.words, self.style)
+        for i, value in enumerate(self.slots.values):  # a call's name is the hole that its definition has
+            build.slots.share(value, "name", Hole(FRAME, i))
+        return build
+
+    @property
+    def style(self) -> CallStyle:
+        """How calls are given to this template; found at first use."""
+        if self._style is None:
+            with self.lock:
+                self._style = self._style or self._find_style()
+        return self._style
+
+    def _find_style(self) -> CallStyle:
+        forms = [(nine, text, empty) for nine in (False, True) for text in (False, True) for empty in (None, "")]
+        for num_turns in (3, 2):
+            for nine, text, empty in forms:
+                style = CallStyle(arguments_as_text=text, empty_content=empty, nine_ids=nine)
+                if self._around_arguments(style, num_turns) is not None:
+                    return self._with_raw(style, num_turns)
+        return CallStyle(empty_content="")
+
+    def _with_raw(self, style: CallStyle, num_turns: int) -> CallStyle:
+        as_text = CallStyle(arguments_as_text=True, empty_content=style.empty_content, nine_ids=style.nine_ids)
+        around = self._around_arguments(as_text, num_turns)
+        raw = around is not None and not (around[0].endswith('"') and around[1].startswith('"'))
+        return CallStyle(
+            arguments_as_text=style.arguments_as_text,
+            takes_raw=raw,
+            empty_content=style.empty_content,
+            nine_ids=style.nine_ids,
+        )
+
+    def _around_arguments(self, style: CallStyle, num_turns: int) -> tuple[str, str] | None:
+        """The text before and after a call's arguments, None where the template refuses the call or hides them.
+
+        Rendered are a user turn, the call and, with three turns, its result.
+        """
+        build = ShapeBuilder(Slots(CONTEXT), self.words, style)
+        call_id = _NINE_ID if style.nine_ids else _LONG_ID
+        arguments = "{}" if style.arguments_as_text else '{"a": "b"}'
+        call = ToolCall(id=call_id, name=self.tool_name, arguments=arguments)
+        tree = [
+            build.message(Message(role="user", content="u")),
+            build.message(Message(role="assistant", tool_calls=(call,))),
+            build.message(Message(role="tool", content="r", tool_call_id=call_id)),
+        ]
+        values = build.slots.values
+        mark = build.slots.kinds.index("arguments" if style.arguments_as_text else "argument")
+
+        def text_of(hole: Hole) -> str:  # the id is shown as it is: some templates look at its form
+            return values[hole.index] if build.slots.kinds[hole.index] == "id" else hole.placeholder
+
+        try:
+            text = self.render(tree[:num_turns], text_of, gen=False)
+        except TransitionRefused:
+            return None
+        before, found, after = text.partition(Hole(CONTEXT, mark).placeholder)
+        return (before, after) if found else None
+
+    def learn(self, pieces: Pieces, kinds: Texts, render: Callable[[TextOf], str], *, cached: bool) -> list[Transform]:
+        """The transform of each hole of `pieces`, in order.
+
+        `render` renders the same text with other texts in the holes. With `cached`, what was learned in the same
+        surroundings before is taken over, which the caller's proof has to confirm.
+        """
+        holes = [(i, pieces[i]) for i in range(1, len(pieces), 2)]
+        keys = [_surroundings(kinds(hole), pieces, i) for i, hole in holes if isinstance(hole, Hole)]
+        known = [self.transforms.get(key) for key in keys] if cached else [None]
+        if all(transform is not None for transform in known):
+            return [transform for transform in known if transform is not None]
+        probed = {hole for _, hole in holes if isinstance(hole, Hole) and kinds(hole) != "id"}
+        renders = [render(_prober(probed, k)) for k in range(NUM_PROBES)]
+        found = explain(pieces, renders, probed)
+        if found is None:
+            raise TransitionRefused(
+                "the chat template changes a text in a way that is neither trimming nor JSON, so its tokens cannot be "
+                "told apart from the template's own"
+            )
+        for key, transform in zip(keys, found, strict=True):
+            self.transforms.put(key, transform)
+        return found
+
+    def skeleton(self, pieces: Pieces, transforms: Sequence[Transform]) -> Skeleton:
+        parts: list[str | Slot] = []
+        for i, piece in enumerate(pieces):
+            if isinstance(piece, Hole):
+                parts.append(Slot(piece, transforms[i // 2]))
+            elif piece:
+                parts.append(piece)
+        return tuple(parts)
+
+    def items(self, skeleton: Skeleton) -> list[Part | ControlToken]:
+        """The skeleton with its literals cut at control tokens."""
+        out: list[Part | ControlToken] = []
+        for part in skeleton:
+            out.extend(self.text.split(part) if isinstance(part, str) else [part])
+        return out
+
+
+def _prober(probed: set[Hole], k: int) -> TextOf:
+    return lambda hole: probes(hole)[k] if hole in probed else hole.placeholder
+
+
+def _surroundings(kind: str, pieces: Pieces, i: int) -> tuple[str, str, str]:
+    before, after = pieces[i - 1], pieces[i + 1]
+    assert isinstance(before, str) and isinstance(after, str)
+    return kind, before[-12:], after[:8]
+
+
+def _name_of(tool: JsonObject) -> str:
+    inner = tool.get("function", tool)
+    name = cast("JsonObject", inner).get("name") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+__all__ = ["CONTEXT", "FRAME", "NEW", "Frame", "Texts", "placeholder"]

@@ -1,0 +1,123 @@
+"""The first observation of a conversation: a whole render in which every free text is a hole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from silva.state.codec.frame import NEW, Frame, Pieces, TextOf, Texts
+from silva.state.codec.recipe import Recipe, make_recipe
+from silva.state.codec.slots import Hole, Slots
+from silva.state.codec.transforms import Transform, parse
+from silva.types.errors import TransitionRefused
+from silva.types.messages import JsonObject, Message
+
+CACHED_KEY_CHARS = 20_000
+_MOST_TRIED = 64
+DEPENDS_ON_TEXT = (
+    "the chat template writes these messages otherwise because of what their texts say, so their tokens cannot be told "
+    "apart from the template's own"
+)
+
+
+def encode_root(frame: Frame, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+    """Observation and opening ids of a conversation from its start."""
+    build = frame.builder(NEW)
+    tree = [build.message(message) for message in messages]
+    slots = build.slots
+    inert = Texts(frame.inert, (), [frame.text.inert(value) for value in slots.values])
+    key = repr(tree)
+    recipe: Recipe | None = frame.roots.get(key)
+    if recipe is None:
+        with frame.lock:
+            recipe = learn_root(frame, tree, slots, inert)
+        if len(key) <= CACHED_KEY_CHARS:
+            frame.roots.put(key, recipe)
+    elif not _proven(frame, recipe, tree, inert):
+        with frame.lock:  # the texts matter after all, or a transform was learned in too narrow surroundings
+            recipe = learn_root(frame, tree, slots, inert)
+    return recipe.encode(frame.text, Texts(frame.slots.values, (), slots.values))
+
+
+def learn_root(frame: Frame, tree: Sequence[JsonObject], slots: Slots, inert: TextOf) -> Recipe:
+    """The recipe of these messages, proven on their own (inert) texts."""
+    try:
+        whole = parse(frame.render(tree, gen=True))
+    except TransitionRefused as error:
+        raise TransitionRefused(str(error), field=error.field or _first_refused(frame, tree, str(error))) from error
+    check_shown(whole, tree, late_from=1)
+    kinds = Texts(frame.slots.kinds, (), slots.kinds)
+    without = parse(frame.render(tree, gen=False))
+    for cached in (True, False):
+        found = frame.learn(whole, kinds, lambda text_of: frame.render(tree, text_of, gen=True), cached=cached)
+        plain = same_holes(found, whole, without) or frame.learn(
+            without, kinds, lambda text_of: frame.render(tree, text_of, gen=False), cached=False
+        )
+        recipe = make_recipe(frame, frame.skeleton(whole, found), frame.skeleton(without, plain), first=True)
+        if _proven(frame, recipe, tree, inert):
+            return recipe
+    raise TransitionRefused(DEPENDS_ON_TEXT, field=_first_difference(frame, recipe, tree, inert))
+
+
+def _proven(frame: Frame, recipe: Recipe, tree: Sequence[JsonObject], inert: TextOf) -> bool:
+    return frame.render(tree, inert, gen=True, inert=True) == recipe.text(inert)
+
+
+def same_holes(found: list[Transform], whole: Pieces, without: Pieces) -> list[Transform] | None:
+    """The transforms for the render without generation prompt, where it has the same holes in the same order."""
+    return found if whole[1::2] == without[1::2] else None
+
+
+def check_shown(pieces: Pieces, tree: Sequence[JsonObject], *, late_from: int, everywhere: str = "") -> None:
+    """Raise TransitionRefused unless user, tool and later system texts stand in the render, in their order.
+
+    From message `late_from` on a system message counts as late: it has to stay where it is. `everywhere`
+    is the whole render, where `pieces` are only the end of it.
+    """
+    places: dict[Hole, int] = {}
+    for i in range(1, len(pieces), 2):
+        hole = pieces[i]
+        assert isinstance(hole, Hole)
+        places.setdefault(hole, i)
+    last = -1
+    for i, message in enumerate(tree):
+        hole = message.get("content")
+        late_system = message["role"] == "system" and i >= late_from
+        if not isinstance(hole, Hole) or not (message["role"] in ("user", "tool") or late_system):
+            continue
+        place = places.get(hole, -1)
+        if place <= last:
+            does = "drops" if place < 0 and hole.placeholder not in everywhere else "moves"
+            what = (
+                "system message that comes after the start" if late_system else f"text of this {message['role']} turn"
+            )
+            raise TransitionRefused(f"the chat template {does} the {what}", field=f"messages[{i}]")
+        last = place
+
+
+def _first_refused(frame: Frame, tree: Sequence[JsonObject], words: str) -> str | None:
+    """The path of the message up to which the template refuses in the same words."""
+    for n in range(1, min(len(tree), _MOST_TRIED) + 1):
+        try:
+            frame.render(tree[:n], gen=True)
+        except TransitionRefused as error:
+            if str(error) == words:
+                return f"messages[{n - 1}]"
+    return None
+
+
+def _first_difference(frame: Frame, recipe: Recipe, tree: Sequence[JsonObject], inert: TextOf) -> str | None:
+    real = frame.render(tree, inert, gen=True, inert=True)
+    at = 0
+    for part in recipe.skeleton:
+        text = part if isinstance(part, str) else part.transform.apply(inert(part.hole))
+        if not real.startswith(text, at):
+            return owner(tree, part.hole) if not isinstance(part, str) else None
+        at += len(text)
+    return None
+
+
+def owner(tree: Sequence[Any], hole: Hole) -> str | None:
+    """The path of the message that a hole belongs to."""
+    mark = repr(hole)
+    return next((f"messages[{i}]" for i, message in enumerate(tree) if mark in repr(message)), None)

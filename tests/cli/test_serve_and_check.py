@@ -1,0 +1,110 @@
+"""`silva serve` and `silva check` through the real door."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import httpx
+import openai
+from silva_command import TWO_TURNS, eventually, run_silva, running_silva, show, stop, write_rows, write_script
+
+
+def test_serve_records_open_sessions(tmp_path: Path, chatml_dir: Path) -> None:
+    write_script(
+        tmp_path / "script.jsonl", {"text": "one"}, {"text": "two", "finish_reason": "length"}, {"text": "three"}
+    )
+    command = (
+        "serve",
+        "--open-sessions",
+        "--run-dir",
+        "run",
+        "--engine",
+        "scripted",
+        "--engine-script",
+        "script.jsonl",
+    )
+    with running_silva(*command, "--hf-checkpoint", chatml_dir, "--engine-log", "log", cwd=tmp_path) as process:
+        found = eventually(lambda: re.search(r"ready base_url=(\S+)", (tmp_path / "stdout").read_text()))
+        base = found.group(1)
+        client = openai.OpenAI(base_url=base, api_key="s1", max_retries=0)
+        messages: list = [{"role": "user", "content": "hi"}]
+        for turn in range(3):
+            reply = client.chat.completions.create(model="m", messages=messages)
+            messages += [reply.choices[0].message.model_dump(), {"role": "user", "content": f"next {turn}"}]
+        live = show(tmp_path / "run")
+        assert [(item["session_id"], item["status"]) for item in live["sessions"]] == [("s1", "running")]
+        answer = httpx.post(f"{base}/sessions/s1/finish", json={"reward": 0.5, "metadata": {"k": 1}})
+        assert answer.status_code == 200
+        assert answer.json() == {"status": "exported", "reason": None, "num_samples": 1}
+        late = httpx.post(f"{base}/v1/chat/completions", json={"messages": messages}, headers={"x-api-key": "s1"})
+        assert late.status_code == 404 and late.headers["x-should-retry"] == "false"
+        empty = httpx.post(f"{base}/sessions/s2/finish")
+        assert empty.status_code == 404
+        openai.OpenAI(base_url=base, api_key="s3").chat.completions.create(model="m", messages=messages[:1])
+        assert stop(process, signal.SIGTERM) == 0
+    document = show(tmp_path / "run")
+    assert document["counts"]["sessions"] == {"cancelled": {"serve_stopped": 1}, "exported": {"none": 1}}
+    session = show(tmp_path / "run", "s1")
+    assert session["reward"] == 0.5 and session["metadata"] == {"k": 1}
+    assert [request["match"] for request in session["requests"]] == ["root", "append", "append"]
+    calls = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    tokens = session["samples"][0]["token_ids"]
+    assert all(tokens[: len(call["input_ids"])] == call["input_ids"] for call in calls if call["session_id"] == "s1")
+
+
+def test_serve_refuses_what_it_cannot_do(tmp_path: Path, chatml_dir: Path) -> None:
+    write_script(tmp_path / "script.jsonl", {"text": "x"})
+    base = ("serve", "--engine", "scripted", "--engine-script", "script.jsonl", "--hf-checkpoint", chatml_dir)
+    assert run_silva(*base, cwd=tmp_path).returncode == 2
+    away = run_silva(*base, "--open-sessions", "--gateway-host", "0.0.0.0", cwd=tmp_path)
+    assert away.returncode == 2 and "loopback" in away.stderr
+    (tmp_path / "script.jsonl").write_text('{"text": "x"}\n{"txt": 1}\n')
+    wrong = run_silva(*base, "--open-sessions", "--run-dir", "run", cwd=tmp_path)
+    assert wrong.returncode == 2 and "line 2" in wrong.stderr
+
+
+def check(tmp_path: Path, model: Path, *more: object):
+    return run_silva(
+        *("check", "--use-agentic-rollout", "--agent-command", "exec python3 -I agent.py", "--hf-checkpoint", model),
+        *("--prompt-data", "rows.jsonl", "--rollout-batch-size", 2, "--n-samples-per-prompt", 2, "--num-rollout", 1),
+        *more,
+        cwd=tmp_path,
+    )
+
+
+def test_check_passes_a_run_that_fits(tmp_path: Path, model_dir: Path) -> None:
+    (tmp_path / "agent.py").write_text(TWO_TURNS)
+    write_rows(tmp_path / "rows.jsonl", 3)
+    done = check(tmp_path, model_dir)
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.findall(r"^PASS ([a-z ]+)", done.stdout, re.M)
+    assert passed == ["options", "dataset", "chat template", "model", "agent command"]
+    assert "2 model turns" in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_check_names_what_is_wrong(tmp_path: Path, model_dir: Path) -> None:
+    (tmp_path / "agent.py").write_text("print('no such tool'); raise SystemExit(5)")
+    write_rows(tmp_path / "rows.jsonl", 3)
+    done = check(tmp_path, model_dir)
+    assert done.returncode == 1
+    assert re.search(r"^FAIL agent command: agent_exit: .*exit status 5", done.stdout, re.M), done.stdout
+    assert "no such tool" in done.stdout
+    (tmp_path / "rows.jsonl").write_text("{\n")
+    done = check(tmp_path, tmp_path, "--n-samples-per-prompt", 1, "--global-batch-size", 5)
+    failed = re.findall(r"^FAIL ([a-z ]+)", done.stdout, re.M)
+    assert done.returncode == 1 and failed == ["options", "dataset", "chat template", "model"], done.stdout
+
+
+def test_importing_silva_is_light(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, silva, silva.cli; print(sorted(m for m in ('torch', 'transformers', 'numpy') if m in sys.modules))"
+    )
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert seen.stdout.strip() == "[]"

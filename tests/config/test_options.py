@@ -1,0 +1,143 @@
+"""Options: every one is checked, and what is not built is refused in words."""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from silva.cli.main import build_parser, main
+from silva.config.options import LATER, RunConfig
+from silva.config.parse import add_options, from_values, option_fields, resolve, write_config_file
+from silva.config.validate import eval_sets, min_group_size, validate
+from silva.types.errors import ConfigError
+
+
+def parse(*words: str) -> RunConfig:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config")
+    add_options(parser)
+    return resolve(parser.parse_args(list(words)))
+
+
+def trainable(tmp_path: Path, **more: object) -> RunConfig:
+    values = {
+        "hf_checkpoint": "model",
+        "use_agentic_rollout": True,
+        "agent_command": "true",
+        "agent_cwd": str(tmp_path),
+        "prompt_data": "rows.jsonl",
+        "rollout_batch_size": 4,
+        "n_samples_per_prompt": 2,
+        "num_rollout": 1,
+    }
+    return from_values({**values, **more})
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('lr = 0.5\nseed = 3\nagent_env = {A = "1", B = "x=y"}\n')
+    config = parse("--config", str(tmp_path / "run.toml"), "--lr", "0.25")
+    assert (config.lr, config.seed, config.agent_env) == (0.25, 3, ["A=1", "B=x=y"])
+
+
+def test_resolved_options_survive_their_own_file(tmp_path: Path) -> None:
+    config = parse("--lr", "3e-4", "--rollout-stop", "a", "b", "--apply-chat-template-kwargs", '{"x": [1]}')
+    write_config_file(config, tmp_path / "config.toml")
+    assert from_values(tomllib.loads((tmp_path / "config.toml").read_text())) == config
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--lr", "fast"], "must be a number"),
+        (["--lr", "nan"], "finite"),
+        (["--lr", "-1"], "at least 0"),
+        (["--rollout-batch-size", "0"], "at least 1"),
+        (["--rollout-batch-size", "2.5"], "whole number"),
+        (["--rollout-top-p", "0"], "above 0"),
+        (["--rollout-top-p", "1.5"], "at most 1"),
+        (["--engine", "sglang"], "not built"),
+        (["--engine", "magic"], "one of torch, scripted"),
+        (["--agentic-echo-match", "lenient"], "not built"),
+        (["--advantage-estimator", "rloo"], "not built"),
+        (["--apply-chat-template-kwargs", "[1]"], "JSON object"),
+        (["--gateway-port", "70000"], "at most 65535"),
+        (["--agentic-tool-call-parser", "magic"], "one of none, auto, generic"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_reason(words: list[str], part: str) -> None:
+    with pytest.raises(ConfigError, match=part) as caught:
+        parse(*words)
+    assert words[0] in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(LATER))
+def test_options_of_later_parts_exit_2(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flag = "--" + name.replace("_", "-")
+    value = [] if LATER[name][0] == "0" else ["1"]
+    assert main(["train", flag, *value]) == 2
+    assert flag in capsys.readouterr().err
+
+
+def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("roll_batch_size = 4\n")
+    with pytest.raises(ConfigError, match="did you mean rollout_batch_size"):
+        parse("--config", str(tmp_path / "run.toml"))
+    (tmp_path / "run.toml").write_text("partial_rollout = true\n")
+    with pytest.raises(ConfigError, match="partial rollout"):
+        parse("--config", str(tmp_path / "run.toml"))
+    (tmp_path / "run.toml").write_text("lr = = 3\n")
+    with pytest.raises(ConfigError, match=r"run\.toml is not valid TOML"):
+        parse("--config", str(tmp_path / "run.toml"))
+
+
+@pytest.mark.parametrize(
+    ("values", "part"),
+    [
+        ({"hf_checkpoint": None}, "--hf-checkpoint is missing"),
+        ({"use_agentic_rollout": False}, "--use-agentic-rollout is missing"),
+        ({"agent_command": None}, "--agent-command is missing"),
+        ({"agent_cwd": "/nowhere/at/all"}, "not a folder"),
+        ({"prompt_data": None}, "--prompt-data is missing"),
+        ({"rollout_batch_size": None}, "--rollout-batch-size is missing"),
+        ({"num_rollout": None}, "--num-epoch"),
+        ({"n_samples_per_prompt": 1}, "trains nothing"),
+        ({"agentic_min_group_size": 3}, "no group could count"),
+        ({"global_batch_size": 3}, "does not divide the 8 sessions"),
+        ({"over_sampling_batch_size": 8}, "not built yet"),
+        ({"max_staleness": 1}, "not built yet"),
+        ({"update_weights_interval": 2}, "only 1 is built"),
+        ({"eval_prompt_data": ["a"]}, "pairs of NAME and PATH"),
+        ({"eval_prompt_data": ["a", "x", "a", "y"]}, "twice"),
+        ({"eval_prompt_data": ["a:b", "x"]}, "letters"),
+        ({"eval_interval": 2}, "names no file"),
+        ({"engine": "scripted"}, "--engine-script"),
+        ({"engine_log": "x"}, "--engine is torch"),
+        ({"save_debug_rollout_data": "x.jsonl"}, "rollout_id"),
+        ({"rollout_top_k": 0}, "no token"),
+        ({"rollout_max_response_len": 64, "rollout_max_context_len": 64}, "no room"),
+        ({"agent_start_timeout": 10.0, "agent_timeout": 5.0}, "longer than"),
+        ({"calculate_per_token_loss": True, "loss_reduction": "session_mean"}, "contradicts"),
+    ],
+)
+def test_impossible_combinations_are_refused(tmp_path: Path, values: dict[str, object], part: str) -> None:
+    validate(trainable(tmp_path), "train")
+    with pytest.raises(ConfigError, match=part):
+        validate(trainable(tmp_path, **values), "train")
+
+
+def test_defaults_that_depend_on_others(tmp_path: Path) -> None:
+    assert min_group_size(trainable(tmp_path)) == 2
+    assert min_group_size(trainable(tmp_path, n_samples_per_prompt=1)) == 1
+    assert [item.name for item in eval_sets(trainable(tmp_path, eval_prompt_data=["a", "x", "b", "y"]))] == ["a", "b"]
+
+
+def test_every_option_has_help_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, (_, info) in option_fields().items():
+        assert info.help.endswith(".") and len(info.help) < 160, name
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["train", "--help"])
+    shown = capsys.readouterr().out
+    assert all("--" + name.replace("_", "-") in shown for name in [*option_fields(), *LATER])

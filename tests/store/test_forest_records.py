@@ -1,0 +1,66 @@
+"""A forest's own records go through the ledger unchanged: the exported sample equals the one that was built."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from store_records import begin, exported
+
+from silva.state.forest import Placement, Response, SessionForest
+from silva.state.lineage import build_sample, linear_leaf, node_records
+from silva.store.ledger import RunLedger
+from silva.store.queries import load_samples, open_run, show_session
+from silva.types.generation import GenerateResult, VersionSpan
+from silva.types.messages import Conversation, Message
+from silva.types.rollout import ExportRecord
+
+
+def _grown() -> SessionForest:
+    """Three linear turns, of which the second was sampled by two weight versions."""
+    forest = SessionForest()
+    conversation = Conversation(template_kwargs={"enable_thinking": False})
+    digests: list[bytes] = []
+    for turn in range(3):
+        digests.append(b"user %d" % turn)
+        spans = (VersionSpan(start=0, length=2, version=turn), VersionSpan(start=2, length=1, version=turn + turn % 2))
+        result = GenerateResult(
+            ids=[70 + turn, 71, 2],
+            logprobs=[-0.3, -1.25, -0.001],
+            kept_mass=[0.7, 1.0, 0.95],
+            finish_reason="stop",
+            version_spans=spans if turn % 2 else (VersionSpan(start=0, length=3, version=turn),),
+        )
+        placement = Placement(
+            match=forest.match(conversation, list(digests)),
+            messages=(Message(role="user", content=f"q {turn}"),),
+            observation_ids=(10 + turn, 11),
+            lead_ids=(1,),
+        )
+        answer = Message(role="assistant", content=f"a {turn}")
+        digests.append(b"assistant %d" % turn)
+        forest.commit(placement, Response(result=result, message=answer, digest=digests[-1]))
+    return forest
+
+
+def _float32(values: list[float]) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def test_a_forest_comes_back_from_the_ledger(tmp_path: Path) -> None:
+    forest = _grown()
+    record = ExportRecord(name=None, node_id=linear_leaf(forest).node_id, reward=0.5, metadata={"k": 1})
+    with RunLedger(tmp_path) as ledger:
+        group = begin(ledger, 0)
+        built = build_sample(forest, record, session_id=f"{group}-s0", group_id=group)
+        ended = exported(f"{group}-s0", group, nodes=node_records(forest), samples=[built], requests=[])
+        ledger.end_session(ended).result(5)
+        doc = show_session(tmp_path, f"{group}-s0")
+        with open_run(tmp_path) as conn:
+            (read,) = load_samples(conn, f"{group}-s0")
+    same = ("token_ids", "loss_mask", "version_spans", "prompt_len", "num_turns", "reward", "metadata", "node_id")
+    assert [getattr(read, key) for key in same] == [getattr(built, key) for key in same]
+    assert _float32(read.logprobs) == _float32(built.logprobs)
+    assert _float32(read.kept_mass) == _float32(built.kept_mass)
+    assert [i for node in doc["nodes"] for i in node["token_ids"]] == built.token_ids
+    assert doc["samples"][0]["logprobs"][3:6] == [-0.3, -1.25, -0.001]
