@@ -34,7 +34,10 @@ task = json.load(open(os.environ["RELAX_INPUT_JSON"]))
 messages = task.get("messages") or [{"role": "user", "content": "hello"}]
 n = (task.get("metadata") or {}).get("n", 0)
 """
-"""The start of every test agent: `ask` calls the model, `give` writes the output, `messages` and `n` come from the row."""
+"""The start of every test agent:
+
+`ask` calls the model, `give` writes the output, `messages` and `n` come from the row.
+"""
 
 TWO_TURNS = (
     AGENT

@@ -270,7 +270,7 @@ async def open_gateway(
     stack: AsyncExitStack,
     accounts: OpenSessions | None,
 ) -> tuple[SessionRegistry, TurnService, GatewayServer]:
-    """Sessions, turns and the HTTP server. At the end the server stops first, then every session that still lives."""
+    """Sessions, turns and the HTTP server. At the end every session that still lives ends first, then the server stops."""
     parser = TurnParser.from_names(reasoning=config.agentic_reasoning_parser, tool_call=config.agentic_tool_call_parser)
     turns = TurnService(engine=engine, codec=codec, parser=parser, clock=clock, settings=turn_settings(config))
     stack.callback(turns.close)
@@ -287,13 +287,13 @@ async def open_gateway(
             if accounts is not None:
                 await accounts.cancel(session)
 
-    stack.push_async_callback(end_sessions)
     settings = ServerSettings(
         host=config.gateway_host, port=config.gateway_port, advertised_url=config.gateway_advertised_url
     )
     server = GatewayServer(GatewayApp(registry, turns, clock), settings)
     await server.start()
     stack.push_async_callback(server.close)
+    stack.push_async_callback(end_sessions)
     return registry, turns, server
 
 

@@ -15,7 +15,7 @@ from silva.gateway.sessions import LiveSession
 from silva.inference.attempts import EngineClient, Generation, cut_ids, derived_seed
 from silva.inference.engine import Engine
 from silva.state.codec import TurnCodec
-from silva.state.forest import Placement
+from silva.state.forest import Match, Placement
 from silva.state.parsers import THINK_CLOSE, TurnParser
 from silva.state.turns import place_turn, read_turn
 from silva.types.clock import Clock
@@ -27,6 +27,8 @@ from silva.types.rollout import MatchKind, Mode, RequestRecord, TokenUsage
 T = TypeVar("T")
 CodecMode = Literal["proven", "rerender"]
 MAX_INLINE_IDS = 1024
+HOPELESS_FACTOR = 4
+"""Slack for templates and normalizers that take text away."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +91,7 @@ class TurnService:
         self._client = EngineClient(
             engine, clock, timeout_s=settings.engine_timeout_s, retry_delays_s=settings.retry_delays_s
         )
+        self._longest_token = max(map(len, codec.tokenizer.get_vocab()))
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="silva-codec")
 
     @property
@@ -109,6 +112,7 @@ class TurnService:
         match = session.forest.match(request.conversation, request.digests)
         if self._settings.codec_mode == "rerender":
             match = replace(match, parent=None, num_matched=0)
+        self._refuse_hopeless(match, request)
         placement = await self._off_loop(partial(place_turn, self._codec, match, request.messages_between))
         # The placement stands even where other turns were committed meanwhile: nodes only ever come, none goes.
         match = placement.match
@@ -182,7 +186,7 @@ class TurnService:
         self, live: LiveSession, options: TurnOptions, record: RequestRecord, num_prompt: int
     ) -> SamplingParams:
         config = self._settings.sampling(live.session.mode)
-        limit = min(self._settings.max_context_len or self._engine.max_context_len, self._engine.max_context_len)
+        limit = self._context_limit()
         room = limit - num_prompt
         if room < 1:
             raise RequestError(
@@ -193,7 +197,9 @@ class TurnService:
             )
         seed = options.seed
         if seed is None:
-            seed = derived_seed(self._settings.seed, live.session.session_id, record.request_id)
+            session = live.session
+            owner = session.seed_key or session.session_id
+            seed = derived_seed(self._settings.seed, owner, session.requests.index(record))
         return SamplingParams(
             max_new_tokens=min(room, options.max_tokens or room, config.max_response_len or room),
             temperature=config.temperature,
@@ -203,6 +209,22 @@ class TurnService:
             stop_token_ids=tuple(dict.fromkeys((*self._codec.stop_ids, *config.stop_token_ids))),
             seed=seed,
         )
+
+    def _refuse_hopeless(self, match: Match, request: ModelRequest) -> None:
+        """Text that cannot fit even in the longest tokens is refused before it costs the time to encode it."""
+        messages = request.messages_between(match.num_matched, match.num_messages)
+        num_chars = sum(len(message.content) + len(message.reasoning) for message in messages)
+        limit = self._context_limit()
+        if num_chars > HOPELESS_FACTOR * self._longest_token * limit:
+            raise RequestError(
+                f"the context holds {limit} tokens; the new messages of this request have {num_chars} characters, which "
+                "is more than could ever fit. Shorten them",
+                field="messages",
+                code="context_length_exceeded",
+            )
+
+    def _context_limit(self) -> int:
+        return min(self._settings.max_context_len or self._engine.max_context_len, self._engine.max_context_len)
 
     def _cut_at_stop(self, generation: Generation, sampling: SamplingParams) -> GenerateResult:
         """A stop string that an abort split in two was seen by no attempt: what came behind it goes."""

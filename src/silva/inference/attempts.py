@@ -109,8 +109,9 @@ class EngineClient:
                 request_id=request_id,
                 session_id=session.session_id,
                 input_ids=prompt_ids + sampled.ids,
-                sampling=_rest_of(sampling, len(sampled.ids), attempt),
+                sampling=replace(sampling, max_new_tokens=sampling.max_new_tokens - len(sampled.ids)),
                 attempt=attempt,
+                num_resumed=len(sampled.ids),
                 media=media,
             )
             attempt += 1
@@ -212,14 +213,6 @@ def derived_seed(*parts: int | str) -> int:
     """A 63-bit seed that depends on nothing but the parts."""
     text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big") >> 1
-
-
-def _rest_of(sampling: SamplingParams, num_sampled: int, attempt: int) -> SamplingParams:
-    """Sampling of the next attempt. Each has its own seed: the same one again would repeat its random numbers."""
-    if attempt == 0:
-        return sampling
-    seed = None if sampling.seed is None else derived_seed(sampling.seed, attempt)
-    return replace(sampling, max_new_tokens=sampling.max_new_tokens - num_sampled, seed=seed)
 
 
 def _record(

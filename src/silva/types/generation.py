@@ -11,7 +11,10 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How one attempt samples. Temperature 0 is argmax. `top_k` -1 and `top_p` 1 switch those filters off."""
+    """How one attempt samples. Temperature 0 is argmax. `top_k` -1 and `top_p` 1 switch those filters off.
+
+    The random numbers of a `seed` belong to absolute positions, so attempts that resume a turn keep its seed.
+    """
 
     max_new_tokens: int
     temperature: float = 1.0
