@@ -2,8 +2,8 @@
 
     python3 examples/shopkeeper/make_start.py --out runs/shopkeeper/start --seed 1
 
-writes `model/` (a Hugging Face folder: about 0.5 M Qwen3-shaped parameters and their own tokenizer), `train.jsonl` and
-`eval.jsonl`. It takes about a minute on one core, needs no network, and the same seed gives the same files.
+writes `model/` (a Hugging Face folder: about 0.4 M Qwen3-shaped parameters and their own tokenizer), `train.jsonl` and
+`eval.jsonl`. It takes less than a minute on one core, needs no network, and the same seed gives the same files.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _tokenizer_texts() -> list[str]:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """Fresh Qwen3-shaped weights, about half a million, tied embeddings, float32. Uses torch's global generator."""
+    """Fresh Qwen3-shaped weights, about 0.4 million, tied embeddings, float32. Uses torch's global generator."""
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(

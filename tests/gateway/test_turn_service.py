@@ -251,7 +251,7 @@ async def test_two_hundred_clients_at_once(codec: TurnCodec):
 async def test_a_text_that_could_never_fit_is_refused_before_it_is_encoded(codec: TurnCodec):
     async with serving(codec, [{"text": "ok"}]) as serve:
         body = {"model": "m", "messages": [{"role": "user", "content": "x" * 10_000_000}]}
-        answer = await serve.http.post("/v1/chat/completions", json=body, headers={"authorization": "Bearer s"})
+        answer = await serve.post("s", body)
         error = answer.json()["error"]
         assert answer.status_code == 400 and error["code"] == "context_length_exceeded"
         assert "10000000 characters" in error["message"]
