@@ -30,7 +30,8 @@ def draw(runs: list[Path], eval_name: str) -> str:
         return f"{x:.1f},{TOP + (HEIGHT - TOP - BOTTOM) * (1 - value):.1f}"
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"',
+        ' font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
     ]
     for tenth in range(0, 11, 2):

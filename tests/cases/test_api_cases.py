@@ -178,6 +178,17 @@ async def test_api_16_large_bodies_are_taken_and_let_go(codec: TurnCodec):
         assert _rss_mb() - base_mb < 30, "bodies of served requests are still held"
 
 
+async def test_api_16_many_images_are_read_and_refused_by_the_place_of_the_first(codec: TurnCodec):
+    async with serving(codec, [{"text": "ok"}]) as serve:
+        picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (1 << 20)}}
+        parts = [{"type": "text", "text": "which one?"}, *[picture] * 20]
+        answer = await serve.post("s", {"messages": [*HI, {"role": "user", "content": parts}]})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "messages[1].content[1]")
+        assert error["code"] == "unsupported_content"
+        assert (await serve.message("s", HI))["content"] == "ok"
+
+
 async def test_api_16_chunked_bodies_have_the_same_limit(codec: TurnCodec):
     async def chunks(size: int) -> Any:
         yield b'{"messages":[{"role":"user","content":"hi"}],"padding":"'

@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from silva.agent.files import parse_output
 from silva.credit.grpo import assign_group_credit, group_advantages, has_no_spread
-from silva.credit.reward import check_reward
+from silva.credit.reward import MAX_ABS_REWARD, check_reward
 from silva.train.losses import ClipConfig, ppo_clip
 from silva.train.policy import PolicyConfig, PolicyTrainer
 from silva.types.errors import SessionFailure
@@ -140,6 +141,15 @@ def test_loss_05_the_other_sessions_of_the_group_are_compared_without_it() -> No
         dict(zip(["s0", "s2", "s3"], group_advantages([1.0, 0.0, 1.0]), strict=True))
     )
     assert "session s1" in str(stats.rejected["s1"]) and stats.rejected["s1"].reason == "reward_invalid"
+
+
+@pytest.mark.parametrize("bad", ["NaN", "Infinity", "1e999", "1e300", '"1"', "true"])
+def test_loss_05_what_an_agent_may_write_passes_every_later_border_or_none(bad: str) -> None:
+    with pytest.raises(SessionFailure) as caught:
+        parse_output(f'{{"reward": {bad}}}'.encode())
+    assert caught.value.reason == "reward_invalid"
+    for good in (MAX_ABS_REWARD, -MAX_ABS_REWARD, 5e-324, 0):
+        assert check_reward(parse_output(f'{{"reward": {good}}}'.encode()).reward, "session s1") == good
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -341,6 +341,15 @@ async def test_tok_17_bookkeeping_of_sdks_does_not_change_who_a_message_is(codec
             serve.sample(name)
 
 
+async def test_tok_17_null_calls_of_a_text_turn_are_no_calls(codec: TurnCodec):
+    async with serving(codec, [{"text": "Let me see."}, {"text": "ok"}]) as serve:
+        for name in ("verbatim", "dumped", "indexed", "parts", "provider"):
+            message = await serve.message(name, HI)
+            await serve.message(name, [*HI, SDK_FORMS[name](message), user("go on")])
+            assert len(serve.forest(name).nodes) == 5, name
+            serve.sample(name)
+
+
 def _changed_call(**fields: str) -> dict[str, object]:
     call = {"id": "call_x", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
     call["function"].update({key: value for key, value in fields.items() if key != "id"})  # type: ignore[union-attr]

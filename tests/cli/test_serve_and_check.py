@@ -43,10 +43,24 @@ def test_serve_records_open_sessions(tmp_path: Path, chatml_dir: Path) -> None:
         assert late.status_code == 404 and late.headers["x-should-retry"] == "false"
         empty = httpx.post(f"{base}/sessions/s2/finish")
         assert empty.status_code == 404
+        openai.OpenAI(base_url=base, api_key="s2").chat.completions.create(model="m", messages=messages[:1])
+        broken = httpx.post(f"{base}/sessions/s2/finish", content=b'{"reward": ')
+        assert broken.status_code == 200 and "line 1" in broken.json()["message"]
+        assert {**broken.json(), "message": ""} == {
+            "status": "failed",
+            "reason": "output_invalid",
+            "num_samples": 0,
+            "message": "",
+        }
+        assert show(tmp_path / "run", "s2")["reason"] == "output_invalid"
         openai.OpenAI(base_url=base, api_key="s3").chat.completions.create(model="m", messages=messages[:1])
         assert stop(process, signal.SIGTERM) == 0
     document = show(tmp_path / "run")
-    assert document["counts"]["sessions"] == {"cancelled": {"serve_stopped": 1}, "exported": {"none": 1}}
+    assert document["counts"]["sessions"] == {
+        "cancelled": {"serve_stopped": 1},
+        "exported": {"none": 1},
+        "failed": {"output_invalid": 1},
+    }
     session = show(tmp_path / "run", "s1")
     assert session["reward"] == 0.5 and session["metadata"] == {"k": 1}
     assert [request["match"] for request in session["requests"]] == ["root", "append", "append"]

@@ -56,6 +56,7 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     prepare(tmp_path, TWO_TURNS)
     write_rows(tmp_path / "eval.jsonl", 3)
     more = ("--eval-interval", 2, "--eval-prompt-data", "held", "eval.jsonl", "--save-interval", 1, "--save-hf", "out")
+    more += ("--rollout-temperature", 0.7, "--rollout-top-p", 0.9)
     done = run_silva(*options(model_dir, *more), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "eval held before step 0: reward" in done.stdout and "eval held before step 2: reward" in done.stdout

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine_support import FAMILIES, build_model, random_ids, save_model
 
-from silva.model.checkpoint import eos_token_ids, hf_config_dict, load_weights
+from silva.model.checkpoint import hf_config_dict, load_weights
 from silva.model.config import DecoderConfig
 from silva.model.decoder import Decoder, Segment, WeightsError
 from silva.types.errors import ConfigError
@@ -119,16 +119,6 @@ def test_unusable_directories_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read"):
         load_weights(tmp_path)
-
-
-def test_end_of_sequence_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7}))
-    assert eos_token_ids(tmp_path) == (7,)
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 5]}))
-    assert eos_token_ids(tmp_path) == (3, 5)
-    (tmp_path / "generation_config.json").write_text(json.dumps({"top_p": 1.0}))
-    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": None}))
-    assert eos_token_ids(tmp_path) == ()
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from silva.credit.reward import MAX_ABS_REWARD
 from silva.types.errors import SessionFailure
 from silva.types.messages import JsonObject
 from silva.types.rollout import SessionInput
@@ -179,6 +180,11 @@ def _reward(value: object) -> float | None:
         number = math.inf
     if not math.isfinite(number):
         raise SessionFailure("reward_invalid", f"reward in the output file is {_start_of(value)}; it must be finite")
+    if abs(number) > MAX_ABS_REWARD:
+        raise SessionFailure(
+            "reward_invalid",
+            f"reward in the output file is {_start_of(value)}; its magnitude must be at most {MAX_ABS_REWARD:g}",
+        )
     return number
 
 

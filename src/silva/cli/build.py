@@ -270,7 +270,10 @@ async def open_gateway(
     stack: AsyncExitStack,
     accounts: OpenSessions | None,
 ) -> tuple[SessionRegistry, TurnService, GatewayServer]:
-    """Sessions, turns and the HTTP server. At the end every session that still lives ends first, then the server stops."""
+    """Sessions, turns and the HTTP server.
+
+    At the end every session that still lives ends first, then the server stops.
+    """
     parser = TurnParser.from_names(reasoning=config.agentic_reasoning_parser, tool_call=config.agentic_tool_call_parser)
     turns = TurnService(engine=engine, codec=codec, parser=parser, clock=clock, settings=turn_settings(config))
     stack.callback(turns.close)

@@ -26,7 +26,7 @@ def option_fields() -> dict[str, tuple[Field[Any], OptionInfo]]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give a command all options, grouped, with `--config` and `--resume` beside them."""
+    """Give a command every option, in groups; those whose part is not built stand in a group of their own."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for name, (item, info) in option_fields().items():
         group = groups.setdefault(info.group, parser.add_argument_group(info.group))

@@ -47,7 +47,7 @@ class SamplingSettings:
 class TurnSettings:
     """Settings of the turn service. `max_context_len` is in tokens; the smaller of it and the engine's own holds.
 
-    `seed` is the run's rollout seed. `codec_mode` rerender makes each turn a new root. `retry_delays_s`: one retry of a
+    `seed` is that of the run (--seed). `codec_mode` rerender makes each turn a new root. `retry_delays_s`: one retry of a
     failed engine call after each pause.
     """
 
@@ -217,8 +217,8 @@ class TurnService:
         limit = self._context_limit()
         if num_chars > HOPELESS_FACTOR * self._longest_token * limit:
             raise RequestError(
-                f"the context holds {limit} tokens; the new messages of this request have {num_chars} characters, which "
-                "is more than could ever fit. Shorten them",
+                f"the context holds {limit} tokens; the new messages of this request have {num_chars} characters, more "
+                "than could ever fit. Shorten them",
                 field="messages",
                 code="context_length_exceeded",
             )

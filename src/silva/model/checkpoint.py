@@ -37,21 +37,6 @@ def hf_config_dict(hf_dir: str | Path) -> dict[str, Any]:
     return read_json_object(folder / "config.json")
 
 
-def eos_token_ids(hf_dir: str | Path) -> tuple[int, ...]:
-    """End-of-sequence ids, from `generation_config.json` where it names some, else from `config.json`; may be empty."""
-    folder = Path(hf_dir)
-    sources = [hf_config_dict(folder)]
-    if (folder / "generation_config.json").exists():
-        sources.insert(0, read_json_object(folder / "generation_config.json"))
-    for source in sources:
-        value = source.get("eos_token_id")
-        ids = value if isinstance(value, list) else [value]
-        found = tuple(id_ for id_ in ids if isinstance(id_, int))
-        if found:
-            return found
-    return ()
-
-
 def weight_files(hf_dir: str | Path) -> list[Path]:
     """The safetensors files of a model directory: `model.safetensors`, or the shards that its index names."""
     folder = Path(hf_dir)

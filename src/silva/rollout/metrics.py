@@ -33,9 +33,11 @@ def rollout_metrics(groups: Sequence[GroupResult]) -> dict[str, float]:
 
 def spread(prefix: str, values: Sequence[float]) -> dict[str, float]:
     """Mean, median, largest and smallest of some numbers."""
+    # Divided before they are added: the sum of large numbers that agents report may be no float any more.
+    middle = statistics.median_low(values) / 2 + statistics.median_high(values) / 2
     return {
-        f"{prefix}/mean": math.fsum(values) / len(values),
-        f"{prefix}/median": float(statistics.median(values)),
+        f"{prefix}/mean": math.fsum(value / len(values) for value in values),
+        f"{prefix}/median": middle,
         f"{prefix}/max": max(values),
         f"{prefix}/min": min(values),
     }

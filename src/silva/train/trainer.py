@@ -20,7 +20,7 @@ from silva.rollout.producer import Producer
 from silva.rollout.report import StepReport
 from silva.store.ledger import RunLedger
 from silva.store.metrics import MetricsWriter
-from silva.train.checkpoint import prune_checkpoints
+from silva.train.checkpoint import checkpoint_dir, prune_checkpoints
 from silva.train.policy import PolicyTrainer, StepResult
 from silva.types.rollout import TrainingSample
 
@@ -156,7 +156,7 @@ class Trainer:
         """A checkpoint after `next_rollout` steps; the ledger it depends on is on the disk first."""
         await asyncio.wrap_future(self._ledger.flush_future())
         root = self._settings.run_dir / "checkpoints"
-        folder = root / f"step_{next_rollout:06d}"
+        folder = checkpoint_dir(root, next_rollout)
         extra: dict[str, Any] = {"next_rollout": next_rollout}
         await self._in_thread(lambda: self._policy.save_checkpoint(folder, step=next_rollout - 1, extra=extra))
         await self._in_thread(prune_checkpoints, root, self._settings.keep_checkpoints)

@@ -95,10 +95,6 @@ class TrainingSample:
     def min_version(self) -> int:
         return min(span.version for span in self.version_spans if span.version >= 0)
 
-    @property
-    def max_version(self) -> int:
-        return max(span.version for span in self.version_spans if span.version >= 0)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenUsage:

@@ -68,9 +68,6 @@ class TokenText:
         self._blank_ids = _renumbered(state, self.control, self._first)
         self._check_no_leak()
 
-    def has_control(self, text: str) -> bool:
-        return self._find.search(text) is not None
-
     def inert(self, text: str) -> str:
         """The text with a harmless letter in place of each control token's text."""
         return self._find.sub("x", text)

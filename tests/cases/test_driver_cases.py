@@ -1,0 +1,158 @@
+"""Field cases about a session's time and end: a real agent process that asks a real gateway, on a clock that we move."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from gateway_serve import Serve, serving, until
+from manual_clock import ManualClock
+from silva_command import AGENT
+
+from silva.agent.client import AgentRunner
+from silva.gateway.dialect import RETRY_HEADER
+from silva.rollout.driver import AgentSettings, ProcessDriver
+from silva.state.codec import TurnCodec
+from silva.types.clock import SystemClock
+from silva.types.errors import AgentExecutionError, SessionFailure
+from silva.types.rollout import Mode, SessionInput
+
+ASKS_THEN_WAITS = (
+    AGENT
+    + """
+ask(messages)
+open("asked", "w").close()
+while not os.path.exists("go"): time.sleep(0.02)
+give({"reward": 1.0})
+"""
+)
+BUSY_FOR_EVER = "open('up', 'w').close()\nimport time\ntime.sleep(600)\n"
+CHILD_ASKS_AFTER_THE_END = (
+    AGENT
+    + """
+import signal
+ask(messages)
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open("child", "w").close()
+    while True:
+        try:
+            ask(messages)
+        except urllib.error.HTTPError as error:
+            open("told.part", "w").write(f"{error.code} {error.headers['x-should-retry']}")
+            os.rename("told.part", "told")
+            time.sleep(600)
+        time.sleep(0.02)
+while not os.path.exists("child"): time.sleep(0.02)
+os._exit(0)
+"""
+)
+
+
+@asynccontextmanager
+async def driving(
+    codec: TurnCodec, folder: Path, agent: str, *, clock: ManualClock | None = None, **settings: float
+) -> AsyncIterator[tuple[Serve, Callable[..., Awaitable[None]]]]:
+    """A gateway, a runner, and a function that runs the agent as session `s`."""
+    (folder / "agent.py").write_text(agent)
+    runner = AgentRunner(run_id=f"run-{uuid.uuid4().hex[:12]}", grace_s=3.0, sweep_s=0.05)
+    async with serving(codec, [{"text": "ok"}], open_sessions=False, clock=clock) as serve:
+        await runner.start()
+        driver = ProcessDriver(
+            runner,
+            AgentSettings(
+                command="exec python3 -I agent.py",
+                cwd=folder,
+                run_dir=folder / "run",
+                run_id=runner.run_id,
+                base_url=serve.base_url,
+                **settings,
+            ),
+            clock or SystemClock(),
+            serve.registry.end,
+        )
+
+        async def run(mode: Mode = "train") -> None:
+            session = serve.registry.open("s", "g", mode)
+            session.input = SessionInput(metadata={"n": 0})
+            serve.opened["s"] = session
+            session.open_gate()
+            await driver.run(session)
+
+        try:
+            yield serve, run
+        finally:
+            await runner.close()
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+async def test_proc_05_time_without_the_lease_is_not_held_against_the_agent(
+    codec: TurnCodec, tmp_path: Path, mode: Mode
+):
+    clock = ManualClock()
+    async with driving(codec, tmp_path, ASKS_THEN_WAITS, clock=clock, timeout_s=5.0) as (serve, run):
+        running = asyncio.create_task(run(mode))
+        await until((tmp_path / "asked").exists)
+        session = serve.session("s")
+        await clock.advance(3)
+        session.close_gate()
+        await clock.advance(20)
+        session.open_gate()
+        await clock.advance(1)
+        assert session.active.elapsed_s() == pytest.approx(4.0)
+        (tmp_path / "go").touch()
+        await running
+        assert len(serve.responses("s")) == 1
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+async def test_proc_05_an_agent_that_is_busy_too_long_is_ended(codec: TurnCodec, tmp_path: Path, mode: Mode):
+    clock = ManualClock()
+    async with driving(codec, tmp_path, BUSY_FOR_EVER, clock=clock, timeout_s=5.0) as (_, run):
+        running = asyncio.create_task(run(mode))
+        await until((tmp_path / "up").exists)
+        await clock.advance(4.9)
+        assert not running.done()
+        await clock.advance(0.2)
+        with pytest.raises(AgentExecutionError, match="5 s of active time") as caught:
+            await running
+        assert caught.value.reason == "agent_timeout"
+
+
+async def test_proc_05_an_agent_that_never_asks_is_ended_at_its_start_limit(codec: TurnCodec, tmp_path: Path):
+    clock = ManualClock()
+    limits = {"timeout_s": 100.0, "start_timeout_s": 2.0}
+    async with driving(codec, tmp_path, BUSY_FOR_EVER, clock=clock, **limits) as (_, run):
+        running = asyncio.create_task(run())
+        await until((tmp_path / "up").exists)
+        await clock.advance(2.1)
+        with pytest.raises(AgentExecutionError, match="no model request within 2 s") as caught:
+            await running
+        assert caught.value.reason == "agent_start_timeout"
+
+
+async def test_proc_05_an_agent_that_asked_has_the_whole_time(codec: TurnCodec, tmp_path: Path):
+    clock = ManualClock()
+    limits = {"timeout_s": 100.0, "start_timeout_s": 2.0}
+    async with driving(codec, tmp_path, ASKS_THEN_WAITS, clock=clock, **limits) as (_, run):
+        running = asyncio.create_task(run())
+        await until((tmp_path / "asked").exists)
+        await clock.advance(90)
+        assert not running.done()
+        (tmp_path / "go").touch()
+        await running
+
+
+async def test_proc_03_what_survives_the_agent_is_told_that_the_session_ended(codec: TurnCodec, tmp_path: Path):
+    async with driving(codec, tmp_path, CHILD_ASKS_AFTER_THE_END) as (serve, run):
+        with pytest.raises(SessionFailure) as caught:
+            await run()
+        assert caught.value.reason in ("reward_missing", "not_linear")
+        await until((tmp_path / "told").exists)
+        name, value = (part.decode() for part in RETRY_HEADER)
+        assert (tmp_path / "told").read_text() == f"404 {value}" and name == "x-should-retry"
+        assert not serve.session("s").open_turns

@@ -1,0 +1,240 @@
+"""Roots and deltas against the hand-written renderers of the PyPI package `renderers`, a second source for model families.
+
+Per family, random conversations: the root's ids are those of the renderer's render; behind every sampled turn, our ids
+(all before, the sampled ids, our delta) are those of the renderer's `bridge_to_next_turn`, which like us never encodes
+sampled ids again; and the last delta is the end of the renderer's full render, which is ours id for id where the family
+leaves earlier turns as they are. The sampled ids of an answer are those that the renderer marks as sampled.
+
+Left out, and why:
+
+- Whole ids of a full render where the family drops earlier thoughts from it: then our context, with what the model
+  really sampled, is meant to differ. Bridges cover those conversations: `thinking_retention` "all" makes the renderers
+  bridge to a new user turn, which they refuse otherwise.
+- DeepSeek V4, from several tool results on: its renderer sorts them by call and does not bridge them. Its root with
+  tools has a system text: without one, the renderer writes two line ends that the template does not.
+- Nemotron 3, characters in tool schemas that are not ASCII: escaped by the renderer, not by transformers.
+- GLM, turns cut by the token limit: its renderers close them with <|endoftext|>; we write what the template writes,
+  which is only the marker of the message that follows.
+- Tools of Kimi K2 and DeepSeek R1: the templates at hand are older than the renderers' or refuse them. Tools of
+  Gemma 4: its template moves results into the turn of the call, which our codec refuses.
+- gpt-oss: its renderer writes the generation prompt, thoughts, tools and results otherwise than the chat template. The
+  package has no renderer for Qwen2.5, Mistral, Phi and Gemma 2, and those for DeepSeek V3 and Laguna XS have other
+  templates than those at hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from silva.state.codec import SampledTail, TurnCodec
+from silva.types.messages import Message
+
+from .conversations import Episode, Maker, to_hf
+from .oracles import FAMILIES, NOW, Family, backend_of, oracle, template_of
+
+NUM_EPISODES = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A family and the renderer class that knows it. `config`: fields of that renderer's config."""
+
+    renderer: str
+    family: Family
+    config: dict[str, Any] = field(default_factory=dict)
+    ascii_tools: bool = False
+    system_with_tools: bool = False
+
+
+def _like(name: str, template: str = "", *more: str, **changes: Any) -> Family:
+    """A family with another template and more special tokens."""
+    base = FAMILIES[name]
+    return dataclasses.replace(base, template=template or base.template, added=(*base.added, *more), **changes)
+
+
+def _both(*names: str) -> tuple[str, ...]:
+    return tuple(f"<{slash}{name}>" for name in names for slash in ("", "/"))
+
+
+_ALL = {"thinking_retention": "all"}
+_VISION = tuple(f"<|{name}|>" for name in ("vision_start", "vision_end", "image_pad", "video_pad"))
+_RESULT = _both("tool_response")
+_DEEPSEEK_CALLS = tuple(
+    f"<｜tool▁{name}｜>"
+    for name in (*(f"{what}▁{end}" for what in ("calls", "call", "outputs", "output") for end in ("begin", "end")), "sep")
+)
+_DEEPSEEK_V4 = ("latest_reminder", "action", "query", "authority", "domain", "title", "read_url")
+_MINIMAX = ("]~!b[", "]~b]", "[e~[", *_both("think", "minimax:tool_call"))
+_LAGUNA = ("〈|EOS|〉", *_both("think", "assistant", "user", "system", "tool_call"))
+_GEMMA_PAIRS = ("turn", "channel", "tool", "tool_call", "tool_response", "image", "audio")
+_GEMMA = (
+    *(f"<{name}>" for name in ("bos", "eos", "pad", "unk", "|think|", '|"|', "|image|", "|audio|", "|video|")),
+    *(f"<{name}>" for pair in _GEMMA_PAIRS for name in (f"|{pair}", f"{pair}|")),
+)
+
+SUBJECTS: dict[str, Subject] = {
+    "qwen3": Subject(renderer="Qwen3", family=_like("qwen3"), config=_ALL),
+    "qwen3.5": Subject(renderer="Qwen35", family=_like("qwen3", "Qwen3.5-4B", *_VISION), config=_ALL),
+    "glm-4.6": Subject(renderer="GLM45", family=_like("glm-4.6", "", *_RESULT), config=_ALL),
+    "glm-4.7-flash": Subject(renderer="GLM5", family=_like("glm-4.6", "GLM-4.7-Flash", *_RESULT), config=_ALL),
+    "llama-3.2": Subject(
+        renderer="Llama3",
+        family=_like("llama-3.1", "meta-llama-Llama-3.2-3B-Instruct"),
+        config={"date_string": NOW.strftime("%d %b %Y")},
+    ),
+    "deepseek-r1": Subject(
+        renderer="DeepSeekR1",
+        family=_like("deepseek-r1-distill", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B", *_DEEPSEEK_CALLS, kwargs={}),
+        config=_ALL,
+    ),
+    "deepseek-v4": Subject(
+        renderer="DeepSeekV4",
+        family=_like(
+            "deepseek-r1-distill",
+            "deepseek-ai-DeepSeek-V4",
+            *("｜DSML｜", *(f"<｜{name}｜>" for name in _DEEPSEEK_V4)),
+            tools=True,
+            parallel=False,
+            reasoning=True,
+            kwargs={"thinking": True},
+        ),
+        config={"enable_thinking": True, "drop_thinking": False},
+        system_with_tools=True,
+    ),
+    "kimi-k2": Subject(renderer="KimiK2", family=_like("kimi-k2", "Kimi-K2-Instruct", tools=False)),
+    "minimax-m2": Subject(
+        renderer="MiniMaxM2",
+        family=_like("qwen3", "MiniMax-M2", *_MINIMAX[:3], *_MINIMAX[5:], eos="[e~["),
+        config={**_ALL, "model_identity": "You are a helpful assistant."},
+    ),
+    "nemotron-3": Subject(
+        renderer="Nemotron3",
+        family=_like("qwen3", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "<image>"),
+        config=_ALL,
+        ascii_tools=True,
+    ),
+    "laguna-s-2.1": Subject(
+        renderer="LagunaS21",
+        family=Family(
+            template="poolside-Laguna-S-2.1",
+            vocabulary="qwen2",
+            bos="〈|EOS|〉",
+            eos="</assistant>",
+            added=_LAGUNA,
+            reasoning=True,
+        ),
+    ),
+    "gemma-4": Subject(
+        renderer="Gemma4",
+        family=Family(
+            template="../trl/gemma4",
+            vocabulary="qwen2",
+            bos="<bos>",
+            eos="<turn|>",
+            added=_GEMMA,
+            tools=False,
+            reasoning=True,
+            append_only=False,
+        ),
+        config=_ALL,
+    ),
+}
+
+
+@functools.cache
+def _package() -> Any:
+    """The package, from the folder of the oracles: it is not installed."""
+    sys.path.append(str(oracle("renderers/renderers/__init__.py").parents[1]))
+    return importlib.import_module("renderers")
+
+
+class Pair:
+    """Our codec and the renderer, on one tokenizer."""
+
+    def __init__(self, subject: Subject):
+        package, family = _package(), subject.family
+        backend = backend_of(family)
+        self.tokenizer: Any = PreTrainedTokenizerFast(
+            tokenizer_object=backend, bos_token=family.bos, eos_token=family.eos
+        )
+        self.tokenizer.chat_template = template_of(family)
+        stops = [self.tokenizer.convert_tokens_to_ids(token) for token in family.stops]
+        self.codec = TurnCodec(self.tokenizer, stop_ids=stops, default_template_kwargs=family.kwargs, now=NOW)
+        config = getattr(package, f"{subject.renderer}RendererConfig")(**subject.config)
+        self.renderer: Any = getattr(package, f"{subject.renderer}Renderer")(self.tokenizer, config)
+
+    def sampled(self, answer: Message, new: Sequence[Message]) -> list[int]:
+        """What the renderer takes for sampled in an answer, with the id that ends the turn."""
+        made = self.renderer.render(_chat([Message(role="user", content="hi"), answer]))
+        ids = [i for i, sampled in zip(made.token_ids, made.sampled_mask, strict=True) if sampled]
+        if self.codec.ends.opener:  # the model opens the next message itself
+            ids.append(self.tokenizer.convert_tokens_to_ids(f"<|{'observation' if new[0].role == 'tool' else 'user'}|>"))
+        assert ids[-1] in self.codec.stop_ids
+        return ids
+
+
+def _chat(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [to_hf(message, blank_content=True) for message in messages]
+
+
+def _comparable(episode: Episode, subject: Subject) -> Episode:
+    """The conversation without what the two are meant to write differently."""
+    tools = episode.conversation.tools
+    if subject.ascii_tools:
+        episode.conversation = dataclasses.replace(
+            episode.conversation, tools=tuple(json.loads(json.dumps(tools).replace("\\u", "u")))
+        )
+    if subject.system_with_tools and tools and episode.root[0].role != "system":
+        episode.root.insert(0, Message(role="system", content="Be brief."))
+    return episode
+
+
+@pytest.mark.parametrize("name", list(SUBJECTS))
+def test_ids_are_those_of_the_renderer(name: str) -> None:
+    subject = SUBJECTS[name]
+    pair, maker = Pair(subject), Maker(subject.family, seed=3)
+    num_turns = num_tool_turns = 0
+    for number in range(NUM_EPISODES):
+        episode = _comparable(maker.episode(), subject)
+        _compare(pair, episode, append_only=subject.family.append_only, first_cut=number % 3)
+        num_turns += len(episode.turns)
+        num_tool_turns += sum(new[0].role == "tool" for _, new in episode.turns)
+    assert num_turns > 2 * NUM_EPISODES
+    assert num_tool_turns > 40 or not subject.family.tools
+
+
+def _compare(pair: Pair, episode: Episode, *, append_only: bool, first_cut: int) -> None:
+    """Every third turn is cut by the token limit, from `first_cut` on."""
+    codec, renderer, tools = pair.codec, pair.renderer, list(episode.conversation.tools) or None
+    messages, conversation = list(episode.root), episode.conversation
+    root = codec.encode_root(messages, conversation)
+    ids = root.observation_ids + root.opening_ids
+    assert ids == renderer.render_ids(_chat(messages), tools=tools, add_generation_prompt=True)
+    delta: list[int] = []
+    for i, (answer, new) in enumerate(episode.turns):
+        sampled = pair.sampled(answer, new)
+        cut = i % 3 == first_cut and not codec.ends.opener
+        if cut:
+            sampled.pop()
+        has_system = messages[0].role == "system"
+        tail = SampledTail(message=answer, last_id=sampled[-1], cut=cut, has_system=has_system)
+        made = codec.encode_delta(tail, new, conversation)
+        delta = made.observation_ids + made.opening_ids
+        bridged = renderer.bridge_to_next_turn(ids, sampled, _chat(new), tools=tools)
+        assert bridged is not None
+        ids = ids + sampled + delta
+        assert bridged.token_ids == ids, (codec.decode(sampled + delta), codec.decode(bridged.token_ids[-len(delta) :]))
+        messages += [answer, *new]
+    full = renderer.render_ids(_chat(messages), tools=tools, add_generation_prompt=True)
+    assert full[-len(delta) :] == delta
+    assert full == ids or not append_only

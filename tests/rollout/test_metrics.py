@@ -1,0 +1,32 @@
+"""Numbers of a rollout step, whatever agents report."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from silva.rollout.metrics import spread
+
+NUMBERS = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=9)
+
+
+@given(NUMBERS)
+def test_the_spread_of_any_finite_numbers_is_finite_and_in_order(values: list[float]) -> None:
+    found = spread("x", values)
+    low, high = found["x/min"], found["x/max"]
+    assert (low, high) == (min(values), max(values))
+    for name in ("mean", "median"):
+        assert math.isfinite(found[f"x/{name}"])
+        slack = 1e-9 * max(abs(low), abs(high)) + 1e-300
+        assert low - slack <= found[f"x/{name}"] <= high + slack
+
+
+@given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=9))
+def test_mean_and_median_are_those_of_the_library(values: list[int]) -> None:
+    found = spread("x", [float(value) for value in values])
+    assert found["x/mean"] == pytest.approx(statistics.fmean(values))
+    assert found["x/median"] == statistics.median(values)
