@@ -121,8 +121,10 @@ def test_output_that_is_no_document_names_the_place(tmp_path, content, text):
 
 @pytest.mark.parametrize(
     "value",
-    ["NaN", "Infinity", "-Infinity", "1e999", "1e31", "-1e300", "9" * 400]
-    + ['"1"', "true", "[1]", '{"score": 1}', "[" * 50 + "]" * 50],
+    [
+        *("NaN", "Infinity", "-Infinity", "1e999", "1e31", "-1e300", "9" * 400),
+        *('"1"', "true", "[1]", '{"score": 1}', "[" * 50 + "]" * 50),
+    ],
 )
 def test_rewards_that_are_no_finite_number(tmp_path, value):
     error = failure(tmp_path, f'{{"reward": {value}}}')

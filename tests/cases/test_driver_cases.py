@@ -1,4 +1,4 @@
-"""Field cases about a session's time and end: a real agent process that asks a real gateway, on a clock that we move."""
+"""Field cases about a session's time and end: a real agent process, a real gateway, a clock that we move."""
 
 from __future__ import annotations
 

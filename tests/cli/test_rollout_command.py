@@ -126,6 +126,16 @@ def test_a_run_in_which_every_agent_fails_stops_with_the_first_log(tmp_path: Pat
     assert marked_processes(tmp_path / "run") == []
 
 
+def test_an_agent_that_keeps_killing_the_runner_stops_the_run(tmp_path: Path, chatml_dir: Path) -> None:
+    done = rollout(tmp_path, chatml_dir, "import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(600)", rows=1)
+    assert done.returncode == 1, done.stderr
+    assert "silva rollout: error: the process that owns the agents" in done.stderr and "Traceback" not in done.stderr
+    counts = show(tmp_path / "run")["counts"]
+    assert counts["sessions"] == {"cancelled": {"run_stopped": 1}, "failed": {"runner_lost": 5}}
+    assert counts["prompts"] == {"pending": {"none": 1}}
+    assert marked_processes(tmp_path / "run") == []
+
+
 def test_failures_in_a_row_stop_the_run(tmp_path: Path, chatml_dir: Path) -> None:
     done = rollout(
         tmp_path, chatml_dir, "raise SystemExit(7)", "--agent-max-failures", 3, "--agentic-concurrency", 1, rows=20

@@ -162,6 +162,17 @@ def test_the_last_step_of_the_epochs_may_be_smaller(tmp_path: Path, model_dir: P
     assert [line["rollout/num_groups"] for line in metrics(tmp_path / "run")] == [2, 1]
 
 
+def test_resume_needs_the_data_of_the_run(tmp_path: Path, model_dir: Path) -> None:
+    prepare(tmp_path, AGENT + "if n == 2: sys.exit(3)\n" + TWO_TURNS.removeprefix(AGENT))
+    more = ("--agent-retries", 0, "--agent-max-failures", 3, "--agentic-concurrency", 1)
+    done = run_silva(*options(model_dir, *more, rollouts=4), cwd=tmp_path)
+    assert done.returncode == 1 and "silva train --resume" in done.stderr
+    assert "3 sessions failed in a row" in (tmp_path / "run" / "run.log").read_text()
+    write_rows(tmp_path / "rows.jsonl", 2)
+    done = run_silva("train", "--resume", "run", cwd=tmp_path)
+    assert done.returncode == 2 and "Resume with the same" in done.stderr
+
+
 def test_resume_needs_a_run(tmp_path: Path) -> None:
     done = run_silva("train", "--resume", "nowhere", cwd=tmp_path)
     assert done.returncode == 2 and "nowhere" in done.stderr

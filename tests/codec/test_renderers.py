@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from silva.state.codec import SampledTail, TurnCodec
@@ -108,7 +109,7 @@ SUBJECTS: dict[str, Subject] = {
             reasoning=True,
             kwargs={"thinking": True},
         ),
-        config={"enable_thinking": True, "drop_thinking": False},
+        config={**_ALL, "enable_thinking": True},
         system_with_tools=True,
     ),
     "kimi-k2": Subject(renderer="KimiK2", family=_like("kimi-k2", "Kimi-K2-Instruct", tools=False)),
@@ -158,27 +159,48 @@ def _package() -> Any:
     return importlib.import_module("renderers")
 
 
+class Tokens:
+    """The tokenizer as renderers want it: the bare one of the tokenizers package, which is faster than transformers'."""
+
+    name_or_path = ""
+    unk_token_id = None
+
+    def __init__(self, backend: Tokenizer, eos: str):
+        self._backend = backend
+        self.eos_token_id = backend.token_to_id(eos)
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        return self._backend.token_to_id(token)
+
+
 class Pair:
     """Our codec and the renderer, on one tokenizer."""
 
     def __init__(self, subject: Subject):
         package, family = _package(), subject.family
         backend = backend_of(family)
-        self.tokenizer: Any = PreTrainedTokenizerFast(
-            tokenizer_object=backend, bos_token=family.bos, eos_token=family.eos
-        )
-        self.tokenizer.chat_template = template_of(family)
-        stops = [self.tokenizer.convert_tokens_to_ids(token) for token in family.stops]
-        self.codec = TurnCodec(self.tokenizer, stop_ids=stops, default_template_kwargs=family.kwargs, now=NOW)
+        wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=family.bos, eos_token=family.eos)
+        wrapped.chat_template = template_of(family)
+        self._id = backend.token_to_id
+        stops = [self._id(token) for token in family.stops]
+        self.codec = TurnCodec(wrapped, stop_ids=stops, default_template_kwargs=family.kwargs, now=NOW)
         config = getattr(package, f"{subject.renderer}RendererConfig")(**subject.config)
-        self.renderer: Any = getattr(package, f"{subject.renderer}Renderer")(self.tokenizer, config)
+        self.renderer: Any = getattr(package, f"{subject.renderer}Renderer")(Tokens(backend, family.eos), config)
 
-    def sampled(self, answer: Message, new: Sequence[Message]) -> list[int]:
+    def sampled(self, before: Sequence[int], answer: Message, new: Sequence[Message]) -> list[int]:
         """What the renderer takes for sampled in an answer, with the id that ends the turn."""
         made = self.renderer.render(_chat([Message(role="user", content="hi"), answer]))
         ids = [i for i, sampled in zip(made.token_ids, made.sampled_mask, strict=True) if sampled]
+        if self._id("<think>") in before[-2:] and self._id("</think>") not in ids:  # the prompt opened a thought
+            ids.insert(0, self._id("</think>"))
         if self.codec.ends.opener:  # the model opens the next message itself
-            ids.append(self.tokenizer.convert_tokens_to_ids(f"<|{'observation' if new[0].role == 'tool' else 'user'}|>"))
+            ids.append(self._id(f"<|{'observation' if new[0].role == 'tool' else 'user'}|>"))
         assert ids[-1] in self.codec.stop_ids
         return ids
 
@@ -222,7 +244,7 @@ def _compare(pair: Pair, episode: Episode, *, append_only: bool, first_cut: int)
     assert ids == renderer.render_ids(_chat(messages), tools=tools, add_generation_prompt=True)
     delta: list[int] = []
     for i, (answer, new) in enumerate(episode.turns):
-        sampled = pair.sampled(answer, new)
+        sampled = pair.sampled(ids, answer, new)
         cut = i % 3 == first_cut and not codec.ends.opener
         if cut:
             sampled.pop()

@@ -49,7 +49,8 @@ async def test_template_arguments_reach_the_template_and_select_the_subtree(tmp_
         template.read_text().replace(
             f"{{%- if add_generation_prompt -%}}{{{{- '{opening}' -}}}}{{%- endif -%}}",
             "{%- if add_generation_prompt -%}{{- '" + opening + "' -}}"
-            "{%- if thinking is defined and not thinking -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}{%- endif -%}",
+            "{%- if thinking is defined and not thinking -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}"
+            "{%- endif -%}",
         )
     )
     codec = TurnCodec.load(folder)

@@ -347,15 +347,18 @@ def build_producer(
     config, recovered = runtime.config, runtime.recovered
     assert config.rollout_batch_size is not None
     pending = [] if recovered is None else recovered.pending
+    source = PromptSource(
+        dataset,
+        num_epoch=config.num_epoch,
+        shuffle=config.rollout_shuffle,
+        seed=config.rollout_seed,
+        next_position=0 if recovered is None else recovered.next_position,
+        pending=(prompt.position for prompt in pending),
+    )
+    for prompt in pending:
+        source.check_place(position=prompt.position, epoch=prompt.epoch, row=prompt.row)
     return Producer(
-        source=PromptSource(
-            dataset,
-            num_epoch=config.num_epoch,
-            shuffle=config.rollout_shuffle,
-            seed=config.rollout_seed,
-            next_position=0 if recovered is None else recovered.next_position,
-            pending=(prompt.position for prompt in pending),
-        ),
+        source=source,
         groups=groups,
         ledger=runtime.ledger,
         budget=budget,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from silva import __version__
 from silva.config.parse import add_options
-from silva.types.errors import ConfigError, DatasetError, SilvaError
+from silva.types.errors import ConfigError, DatasetError, first_silva_error
 
 COMMANDS = {
     "train": "Train a model inside an agent program.",
@@ -72,15 +72,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.close()
             return 1
         raise
-
-
-def first_silva_error(error: BaseException) -> SilvaError | None:
-    """The first error for people inside an exception (groups of tasks wrap theirs)."""
-    if isinstance(error, SilvaError):
-        return error
-    if isinstance(error, BaseExceptionGroup):
-        for part in error.exceptions:
-            found = first_silva_error(part)
-            if found is not None:
-                return found
-    return None

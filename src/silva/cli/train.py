@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,8 @@ from silva.rollout.groups import FailureBudget, GroupRunner
 from silva.store.metrics import MetricsWriter
 from silva.types.errors import ConfigError
 from silva.view.console import RunView
+
+log = logging.getLogger("silva")
 
 if TYPE_CHECKING:
     from silva.train.policy import PolicyConfig
@@ -88,7 +91,11 @@ async def _train(
             settings=_trainer_settings(config, run_dir, first),
             say=view.say,
         )
-        await trainer.run()
+        try:
+            await trainer.run()
+        except BaseException:
+            log.info("the run ended early; go on with it by: silva train --resume %s", run_dir)
+            raise
     return 0
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from silva.data.rows import Dataset
+from silva.types.errors import DatasetError
 from silva.types.rollout import SessionInput
 
 
@@ -58,6 +59,17 @@ class PromptSource:
             return None
         self._next += 1
         return self._at(self._next - 1)
+
+    def check_place(self, *, position: int, epoch: int, row: int) -> None:
+        """Raise DatasetError unless a prompt of an earlier life of the run is still found at its place."""
+        if (
+            position != epoch * len(self._dataset.rows) + position % len(self._dataset.rows)
+            or self._at(position).row != row
+        ):
+            raise DatasetError(
+                f"dataset {self._dataset.path}: prompt {position} of the run was row {row} of epoch {epoch}, and now it is "
+                "not: the file, --rollout-shuffle or --rollout-seed changed since the run started. Resume with the same"
+            )
 
     def _at(self, position: int) -> Prompt:
         epoch, place = divmod(position, len(self._dataset.rows))

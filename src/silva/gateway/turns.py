@@ -47,8 +47,8 @@ class SamplingSettings:
 class TurnSettings:
     """Settings of the turn service. `max_context_len` is in tokens; the smaller of it and the engine's own holds.
 
-    `seed` is that of the run (--seed). `codec_mode` rerender makes each turn a new root. `retry_delays_s`: one retry of a
-    failed engine call after each pause.
+    `seed` is that of the run (--seed). `codec_mode` rerender makes each turn a new root. `retry_delays_s`: one retry of
+    a failed engine call after each pause.
     """
 
     train: SamplingSettings = field(default_factory=SamplingSettings)

@@ -25,7 +25,7 @@ class SessionDriver(Protocol):
     """Runs one session to its end.
 
     Consumes a Session with an open gate; produces the contexts to train on. Raises SessionFailure with the ledger's
-    reason.
+    reason, RunStopped where no further session could run either.
     """
 
     async def run(self, session: Session) -> list[ExportRecord]: ...
@@ -84,14 +84,22 @@ class ProcessDriver:
             ),
             log_path=files.command_log,
         )
-        async with asyncio.TaskGroup() as group:
-            limits = group.create_task(self._enforce_limits(session))
-            ended = await self._runner.run_agent(spec)
-            limits.cancel()
+        ended = await self._run_limited(session, spec)
         await self._seal(session.session_id)
         self._check_exit(ended, files)
         output = await asyncio.to_thread(read_output, files.output_json)
         return [implicit_record(session, output)]
+
+    async def _run_limited(self, session: Session, spec: AgentSpec) -> AgentExit:
+        """The agent's end. What goes wrong comes out as it is, not inside a group: a RunStopped has to be seen."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                limits = group.create_task(self._enforce_limits(session))
+                ended = await self._runner.run_agent(spec)
+                limits.cancel()
+        except ExceptionGroup as faults:
+            raise faults.exceptions[0] from faults
+        return ended
 
     async def _enforce_limits(self, session: Session) -> None:
         """Kill the agent when its active time, or its time to the first request, is over."""

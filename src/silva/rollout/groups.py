@@ -94,7 +94,8 @@ class GroupRunner:
     """Runs the sessions of a prompt and writes each to the ledger.
 
     Consumes a Prompt that the ledger knows as pending; waits for its sessions (all slots at once, retries one after the
-    other); produces a GroupResult. A failed session is data. Raises RunStopped when the failure budget is spent.
+    other); produces a GroupResult. A failed session is data. Raises RunStopped when the failure budget is spent, and when
+    agents cannot be run any more.
     """
 
     def __init__(
@@ -179,6 +180,8 @@ class GroupRunner:
             )
         except SessionFailure as failure:
             outcome = Outcome(status="failed", reason=failure.reason, message=str(failure))
+        except RunStopped:
+            raise  # no fault of this session: it is cancelled with the run
         except Exception as error:  # a session's fault must not take the run with it
             log.exception("session %s failed inside Silva", session.session_id)
             outcome = Outcome(status="failed", reason="internal_error", message=f"{type(error).__name__}: {error}")

@@ -58,5 +58,15 @@ class AgentExecutionError(SessionFailure):
         self.log_tail = log_tail
 
 
+def first_silva_error(error: BaseException) -> SilvaError | None:
+    """The first error for people inside an exception (groups of tasks wrap theirs)."""
+    if isinstance(error, SilvaError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        found = (first_silva_error(part) for part in error.exceptions)  # pyright: ignore[reportUnknownVariableType]
+        return next((part for part in found if part is not None), None)
+    return None
+
+
 class RunStopped(SilvaError):
     """The run cannot go on (failure budget spent, engine gone for good, dataset empty)."""

@@ -10,6 +10,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from silva.types.errors import first_silva_error
 from silva.types.rollout import Mode
 
 RESULTS = logging.getLogger("silva.results")
@@ -77,10 +78,22 @@ class RunView:
         if self._progress is not None:
             self._progress.stop()
         root = logging.getLogger("silva")
+        if error is not None:
+            self._log_end(error)
         for handler in self._handlers:
             root.removeHandler(handler)
             handler.close()
         self._handlers = []
+
+    def _log_end(self, error: BaseException) -> None:
+        """Write why the run ended to its log; whoever catches the error tells it on the terminal."""
+        found = first_silva_error(error)
+        trace = None if found is not None else (type(error), error, error.__traceback__)
+        text = str(found) if found is not None else f"ended by {type(error).__name__}"
+        record = logging.LogRecord("silva", logging.ERROR, __file__, 0, text, None, trace)
+        for handler in self._handlers:
+            if isinstance(handler, logging.FileHandler):
+                handler.handle(record)
 
     def say(self, text: str) -> None:
         """Tell a result."""
