@@ -62,13 +62,12 @@ class PromptSource:
 
     def check_place(self, *, position: int, epoch: int, row: int) -> None:
         """Raise DatasetError unless a prompt of an earlier life of the run is still found at its place."""
-        if (
-            position != epoch * len(self._dataset.rows) + position % len(self._dataset.rows)
-            or self._at(position).row != row
-        ):
+        prompt = self._at(position)
+        if (prompt.epoch, prompt.row) != (epoch, row):
             raise DatasetError(
-                f"dataset {self._dataset.path}: prompt {position} of the run was row {row} of epoch {epoch}, and now it is "
-                "not: the file, --rollout-shuffle or --rollout-seed changed since the run started. Resume with the same"
+                f"dataset {self._dataset.path}: prompt {position} of the run was row {row} of epoch {epoch}, and now it "
+                f"is row {prompt.row} of epoch {prompt.epoch}: the file, --rollout-shuffle or --rollout-seed changed since "
+                "the run started. Resume with the same"
             )
 
     def _at(self, position: int) -> Prompt:

@@ -94,8 +94,8 @@ class GroupRunner:
     """Runs the sessions of a prompt and writes each to the ledger.
 
     Consumes a Prompt that the ledger knows as pending; waits for its sessions (all slots at once, retries one after the
-    other); produces a GroupResult. A failed session is data. Raises RunStopped when the failure budget is spent, and when
-    agents cannot be run any more.
+    other); produces a GroupResult. A failed session is data. Raises RunStopped when the failure budget is spent, and
+    when agents cannot be run any more.
     """
 
     def __init__(

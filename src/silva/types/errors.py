@@ -62,10 +62,9 @@ def first_silva_error(error: BaseException) -> SilvaError | None:
     """The first error for people inside an exception (groups of tasks wrap theirs)."""
     if isinstance(error, SilvaError):
         return error
-    if isinstance(error, BaseExceptionGroup):
-        found = (first_silva_error(part) for part in error.exceptions)  # pyright: ignore[reportUnknownVariableType]
-        return next((part for part in found if part is not None), None)
-    return None
+    parts: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    found = (first_silva_error(part) for part in parts)
+    return next((part for part in found if part is not None), None)
 
 
 class RunStopped(SilvaError):

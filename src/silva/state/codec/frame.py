@@ -139,7 +139,8 @@ class Frame:
         mark = build.slots.kinds.index("arguments" if style.arguments_as_text else "argument")
 
         def text_of(hole: Hole) -> str:  # the id is shown as it is: some templates look at its form
-            return values[hole.index] if build.slots.kinds[hole.index] == "id" else hole.placeholder
+            shown = hole.region == CONTEXT and build.slots.kinds[hole.index] == "id"
+            return values[hole.index] if shown else hole.placeholder
 
         try:
             text = self.render(tree[:num_turns], text_of, gen=False)
