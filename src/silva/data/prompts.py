@@ -65,8 +65,8 @@ class PromptSource:
         prompt = self._at(position)
         if (prompt.epoch, prompt.row) != (epoch, row):
             raise DatasetError(
-                f"dataset {self._dataset.path}: prompt {position} of the run was row {row} of epoch {epoch}, and now it "
-                f"is row {prompt.row} of epoch {prompt.epoch}: the file, --rollout-shuffle or --rollout-seed changed since "
+                f"dataset {self._dataset.path}: prompt {position} of the run was row {row} of epoch {epoch}; now it is "
+                f"row {prompt.row} of epoch {prompt.epoch}. The file, --rollout-shuffle or --rollout-seed changed since "
                 "the run started. Resume with the same"
             )
 
