@@ -68,7 +68,10 @@ _VISION = tuple(f"<|{name}|>" for name in ("vision_start", "vision_end", "image_
 _RESULT = _both("tool_response")
 _DEEPSEEK_CALLS = tuple(
     f"<｜tool▁{name}｜>"
-    for name in (*(f"{what}▁{end}" for what in ("calls", "call", "outputs", "output") for end in ("begin", "end")), "sep")
+    for name in (
+        *(f"{what}▁{end}" for what in ("calls", "call", "outputs", "output") for end in ("begin", "end")),
+        "sep",
+    )
 )
 _MINIMAX = ("]~!b[", "]~b]", "[e~[", *_both("think", "minimax:tool_call"))
 _LAGUNA = ("〈|EOS|〉", *_both("think", "assistant", "user", "system", "tool_call"))

@@ -66,8 +66,8 @@ class PromptSource:
         if (prompt.epoch, prompt.row) != (epoch, row):
             raise DatasetError(
                 f"dataset {self._dataset.path}: prompt {position} of the run was row {row} of epoch {epoch}; now it is "
-                f"row {prompt.row} of epoch {prompt.epoch}. The file, --rollout-shuffle or --rollout-seed changed since "
-                "the run started. Resume with the same"
+                f"row {prompt.row} of epoch {prompt.epoch}. The file, --rollout-shuffle or --rollout-seed changed "
+                "since the run started. Resume with the same"
             )
 
     def _at(self, position: int) -> Prompt:
