@@ -144,7 +144,7 @@ def _package() -> Any:
 
 
 class Tokens:
-    """The tokenizer as renderers want it: the bare one of the tokenizers package, which is faster than transformers'."""
+    """The tokenizer as renderers want it: the bare one of the tokenizers package is faster than transformers'."""
 
     name_or_path = ""
     unk_token_id = None

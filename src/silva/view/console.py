@@ -42,6 +42,8 @@ class RunView:
     def __init__(self, log_path: Path | None = None, *, quiet: bool = False):
         self._errors = Console(file=sys.stderr, quiet=quiet)
         self._results = Console(file=sys.stdout, quiet=quiet)
+        if self._results.is_terminal and self._errors.is_terminal:
+            self._results = self._errors  # one terminal has one writer, or lines would run into the bar
         self._log_path = log_path
         self._handlers: list[logging.Handler] = []
         self._progress: Progress | None = None
