@@ -27,8 +27,8 @@ if [[ ! -f "$stamp" ]]; then
     touch "$stamp"
 fi
 if [[ ! -f "$renderers_stamp" ]]; then
-    # Their other requirements (openai, httpx, numpy, jinja2, pydantic through openai) are there already; tiktoken and
-    # openai-harmony are needed for gpt-oss alone, which no test here uses.
+    # What else they import (openai and, through it, httpx and pydantic) is in the test environment. tiktoken is never
+    # imported; openai-harmony is, for gpt-oss alone, which the tests leave out.
     rm -rf "$out/renderers"
     "$python" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --no-compile \
         --target "$out/renderers" renderers==0.1.12 prime-pydantic-config==0.4.3

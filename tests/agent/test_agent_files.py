@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from silva.agent import files
-from silva.agent.files import OutputDocument, create_session, log_tail, read_output, remove_session_dir, session_files
+from silva.agent.files import OutputDocument, create_session, log_tail, read_output, session_files
 from silva.types.errors import SessionFailure
 from silva.types.rollout import SessionInput
 
@@ -33,8 +33,6 @@ def test_a_session_gets_a_private_folder_with_its_input(tmp_path):
     assert not made.output_json.exists()
     assert list(made.io_dir.iterdir()) == []
     assert [path.stat().st_mode & 0o077 for path in (made.root.parent, made.root, made.io_dir)] == [0, 0, 0]
-    remove_session_dir(made)
-    assert not made.root.exists()
 
 
 def test_paths_are_absolute_whatever_the_run_folder_is(tmp_path, monkeypatch):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -113,10 +115,19 @@ def test_check_names_what_is_wrong(tmp_path: Path, model_dir: Path) -> None:
     assert done.returncode == 1 and failed == ["options", "dataset", "chat template", "model"], done.stdout
 
 
-def test_importing_silva_is_light(tmp_path: Path) -> None:
-    import subprocess
-    import sys
+def test_gateway_forest_and_runner_work_without_torch(tmp_path: Path) -> None:
+    parts = "agent.client agent.runner gateway.server inference.scripted rollout.groups state.codec store.ledger"
+    code = f"""
+import importlib, sys
+sys.modules["torch"] = None  # any import of it fails
+for name in "{parts}".split():
+    importlib.import_module("silva." + name)
+"""
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert seen.returncode == 0, seen.stderr
 
+
+def test_importing_silva_is_light(tmp_path: Path) -> None:
     code = (
         "import sys, silva, silva.cli; print(sorted(m for m in ('torch', 'transformers', 'numpy') if m in sys.modules))"
     )

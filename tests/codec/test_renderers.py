@@ -12,11 +12,13 @@ Left out, and why:
   new user message too, which they refuse otherwise.
 - GLM, turns cut by the token limit: its renderers close them with <|endoftext|>, the chat template closes nothing.
 - Nemotron 3, tool schemas with characters beyond ASCII: its renderer escapes them, transformers does not.
-- Tools of Kimi K2 and DeepSeek R1: the templates at hand are other versions than the renderers', or fail on them.
-  Tools of Gemma 4: its template moves a result into the turn of the call, so our codec refuses the step.
-- Whole families: gpt-oss (its renderer needs openai-harmony's vocabulary, which no small package holds, and writes
-  prompt, tools and results otherwise than the chat template); DeepSeek V3 and V4 and Laguna XS (other templates than
-  those at hand). Qwen2.5, Mistral, Phi and Gemma 2 have no renderer in the package.
+- Tools of Kimi K2 (its renderer sorts the keys of schemas, the template at hand does not, and transformers' sandbox stops
+  that template at a tool call), of DeepSeek R1 and of Gemma 4 (our codec refuses the step: those templates write results
+  otherwise in other histories, or into the turn of the call).
+- Whole families: gpt-oss (its renderer is OpenAI's own encoder, which writes system texts, tools, results and the prompt
+  otherwise than the chat template), DeepSeek V4 (its renderer follows the model's Python encoder, which sorts results),
+  DeepSeek V3 and Laguna XS 2.1 (the templates at hand are other versions), Laguna XS 2 (its renderer encodes line ends
+  apart that the tokenizer joins). Qwen2.5, Mistral, Phi and Gemma 2 have no renderer in the package.
 """
 
 from __future__ import annotations

@@ -113,6 +113,7 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
         ({"eval_prompt_data": ["a", "x", "a", "y"]}, "twice"),
         ({"eval_prompt_data": ["a:b", "x"]}, "letters"),
         ({"eval_interval": 2}, "names no file"),
+        ({"eval_prompt_data": ["a", "x"]}, "never be used"),
         ({"engine": "scripted"}, "--engine-script"),
         ({"engine_log": "x"}, "--engine is torch"),
         ({"save_debug_rollout_data": "x.jsonl"}, "rollout_id"),
@@ -131,7 +132,9 @@ def test_impossible_combinations_are_refused(tmp_path: Path, values: dict[str, o
 def test_defaults_that_depend_on_others(tmp_path: Path) -> None:
     assert min_group_size(trainable(tmp_path)) == 2
     assert min_group_size(trainable(tmp_path, n_samples_per_prompt=1)) == 1
-    assert [item.name for item in eval_sets(trainable(tmp_path, eval_prompt_data=["a", "x", "b", "y"]))] == ["a", "b"]
+    assert [
+        item.name for item in eval_sets(trainable(tmp_path, eval_interval=1, eval_prompt_data=["a", "x", "b", "y"]))
+    ] == ["a", "b"]
 
 
 def test_every_option_has_help_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

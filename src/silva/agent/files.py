@@ -16,7 +16,6 @@ import json
 import math
 import os
 import re
-import shutil
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,11 +100,6 @@ def write_input(root: Path, session_input: SessionInput) -> Path:
     path = root / "input.json"
     path.write_bytes(data)
     return path
-
-
-def remove_session_dir(files: SessionFiles) -> None:
-    """Delete a session's folder, as far as it lets itself be deleted."""
-    shutil.rmtree(files.root, ignore_errors=True)
 
 
 def log_tail(path: Path, limit: int = LOG_TAIL_BYTES) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -11,7 +12,11 @@ import uvloop
 
 
 def run_async(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run to the end, or until INT or TERM cancels it; returns the exit status."""
+    """Run to the end, or until INT or TERM cancels it; returns the exit status.
+
+    The first signal ends the run in order. Later ones change nothing: to cut the clean-up short would leave sessions
+    without an end on record.
+    """
     stopped_by: list[signal.Signals] = []
 
     async def guarded() -> int:
@@ -21,7 +26,10 @@ def run_async(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
 
         def stop(number: signal.Signals) -> None:
             stopped_by.append(number)
-            task.cancel()
+            if len(stopped_by) == 1:
+                task.cancel()
+            else:
+                print("silva: stopping already; ending what runs takes some seconds", file=sys.stderr)
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)

@@ -62,6 +62,8 @@ def eval_sets(config: RunConfig) -> list[EvalSet]:
         raise ConfigError(f"--eval-prompt-data: the name {bad!r} may hold only letters, digits, '_', '.' and '-'")
     if config.eval_interval is not None and not sets:
         raise ConfigError("--eval-interval is set, but --eval-prompt-data names no file")
+    if sets and config.eval_interval is None:
+        raise ConfigError("--eval-prompt-data is set, but --eval-interval is not, so it would never be used")
     return sets
 
 

@@ -19,7 +19,7 @@ from silva.gateway.http import (
     send_body,
     send_json,
 )
-from silva.gateway.sessions import LiveSession, SessionRegistry
+from silva.gateway.sessions import SESSION_ENDED, LiveSession, SessionRegistry
 from silva.gateway.sse import stream_turn, wait_turn
 from silva.gateway.turns import PreparedTurn, TurnService
 from silva.types.clock import Clock
@@ -28,7 +28,7 @@ from silva.types.rollout import RequestRecord
 
 log = logging.getLogger("silva.gateway")
 
-_ENDED = ApiError(status=404, code="session_ended", message="this session has ended; it takes no more requests")
+_ENDED = ApiError(status=404, code=SESSION_ENDED, message="this session has ended; it takes no more requests")
 _UNKNOWN = ApiError(
     status=401,
     code="invalid_api_key",
@@ -37,6 +37,7 @@ _UNKNOWN = ApiError(
 _TOO_LARGE = ApiError(
     status=413, code="body_too_large", message=f"the request body is larger than {MAX_BODY_BYTES >> 20} MB"
 )
+_BROKEN = ApiError(status=500, code="internal_error", message="the gateway failed on this request; see its log")
 
 
 class ModelEndpoint:
@@ -88,12 +89,16 @@ class ModelEndpoint:
             record.ignored_fields = list(request.options.ignored_fields)
             prepared = await self._turns.prepare(live, request, record)
         except ClientGone:
-            record.error_code = "client_disconnected"
+            if not live.session.ended:
+                record.error_code = "client_disconnected"
             return None
         except BodyTooLarge:
             return _TOO_LARGE
         except RequestError as error:
             return ApiError(status=error.status, code=error.code, message=str(error), field=error.field)
+        except Exception:  # a broken promise of our own is told, logged and recorded like any other end of a request
+            log.exception("request %s failed inside the gateway", record.request_id)
+            return _BROKEN
         return _ENDED if live.session.ended else prepared
 
     async def _answer(
@@ -155,14 +160,13 @@ def _outcome(turn: asyncio.Task[TurnReply | ApiError], record: RequestRecord) ->
         return turn.result()
     # A broken promise of our own: it is told and logged, and the connection still ends in one answer.
     log.error("request %s failed inside the gateway", record.request_id, exc_info=failure)
-    record.http_status, record.error_code = 500, "internal_error"
-    return ApiError(status=500, code="internal_error", message="the gateway failed on this request; see its log")
+    record.http_status, record.error_code = _BROKEN.status, _BROKEN.code
+    return _BROKEN
 
 
 def _settle(live: LiveSession, record: RequestRecord, error: ApiError) -> None:
-    record.http_status = error.status
-    record.error_code = error.code
-    record.latency_s = live.session.since_start_s() - record.arrived_s
+    if record.http_status is None:  # else the end of the session settled it
+        live.settle(record, error.status, error.code)
 
 
 def _turn_headers(record: RequestRecord, prepared: PreparedTurn) -> tuple[Header, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 
 from silva.gateway.app import MOUNT
+from silva.gateway.protocol import HttpProtocol
 from silva.types.errors import ConfigError
 
 
@@ -36,7 +37,7 @@ class GatewayServer:
         self._task: asyncio.Task[None] | None = None
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=HttpProtocol,
             ws="none",
             lifespan="off",
             access_log=False,

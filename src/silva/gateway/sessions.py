@@ -18,6 +18,8 @@ from silva.types.messages import JsonObject
 from silva.types.rollout import Mode, RequestRecord
 
 MAX_REMEMBERED = 1 << 16
+SESSION_ENDED = "session_ended"
+"""Error code of every request that comes too late for its session."""
 OPEN_SESSION_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 FinishCallback = Callable[[Session, bytes], Awaitable[JsonObject]]
@@ -48,6 +50,11 @@ class LiveSession:
         self.num_requests += 1
         self.session.requests.append(record)
         return record
+
+    def settle(self, record: RequestRecord, status: int, code: str) -> None:
+        """Complete the record of a request that ends in an error."""
+        record.http_status, record.error_code = status, code
+        record.latency_s = self.session.since_start_s() - record.arrived_s
 
 
 class SessionRegistry:
@@ -125,6 +132,9 @@ class SessionRegistry:
         for turn in turns:
             turn.cancel()
         await asyncio.gather(*turns, return_exceptions=True)
+        for record in session.requests:
+            if record.http_status is None and record.error_code is None:  # still on its way in: it will be refused
+                live.settle(record, 404, SESSION_ENDED)
         await self._engine.close_session(session_id)
         return session
 

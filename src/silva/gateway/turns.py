@@ -11,6 +11,7 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from silva.gateway.dialect import ModelRequest, TokenLogprob, TurnOptions, TurnReply
+from silva.gateway.room import refuse_hopeless
 from silva.gateway.sessions import LiveSession
 from silva.inference.attempts import EngineClient, Generation, cut_ids, derived_seed
 from silva.inference.engine import Engine
@@ -27,8 +28,6 @@ from silva.types.rollout import MatchKind, Mode, RequestRecord, TokenUsage
 T = TypeVar("T")
 CodecMode = Literal["proven", "rerender"]
 MAX_INLINE_IDS = 1024
-HOPELESS_FACTOR = 4
-"""Slack for templates and normalizers that take text away."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,8 +111,7 @@ class TurnService:
         match = session.forest.match(request.conversation, request.digests)
         if self._settings.codec_mode == "rerender":
             match = replace(match, parent=None, num_matched=0)
-        self._refuse_hopeless(match, request)
-        placement = await self._off_loop(partial(place_turn, self._codec, match, request.messages_between))
+        placement = await self._off_loop(partial(self._place, match, request))
         # The placement stands even where other turns were committed meanwhile: nodes only ever come, none goes.
         match = placement.match
         held = match.parent.num_tokens if match.parent else 0
@@ -210,18 +208,15 @@ class TurnService:
             seed=seed,
         )
 
-    def _refuse_hopeless(self, match: Match, request: ModelRequest) -> None:
-        """Text that cannot fit even in the longest tokens is refused before it costs the time to encode it."""
-        messages = request.messages_between(match.num_matched, match.num_messages)
-        num_chars = sum(len(message.content) + len(message.reasoning) for message in messages)
-        limit = self._context_limit()
-        if num_chars > HOPELESS_FACTOR * self._longest_token * limit:
-            raise RequestError(
-                f"the context holds {limit} tokens; the new messages of this request have {num_chars} characters, more "
-                "than could ever fit. Shorten them",
-                field="messages",
-                code="context_length_exceeded",
-            )
+    def _place(self, match: Match, request: ModelRequest) -> Placement:
+        refuse_hopeless(
+            request,
+            match,
+            limit=self._context_limit(),
+            longest_token=self._longest_token,
+            encode=self._codec.encode_sampled,
+        )
+        return place_turn(self._codec, match, request.messages_between)
 
     def _context_limit(self) -> int:
         return min(self._settings.max_context_len or self._engine.max_context_len, self._engine.max_context_len)

@@ -76,7 +76,7 @@ class ProcessDriver:
                 files=files,
                 base_url=settings.base_url,
                 session_id=session.session_id,
-                group_id=session.group_id,
+                group_id=session.runtime_group_id or session.group_id,
                 mode=session.mode,
                 run_id=settings.run_id,
                 agent_env=settings.env,

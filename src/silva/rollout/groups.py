@@ -121,7 +121,7 @@ class GroupRunner:
         )
         async with asyncio.TaskGroup() as tasks:
             slots = [
-                tasks.create_task(self._run_slot(prompt, group_id, slot, settings, place))
+                tasks.create_task(self._fill_slot(prompt, group_id, slot, settings, place))
                 for slot in range(settings.num_samples)
             ]
         results = [slot.result() for slot in slots]
@@ -133,6 +133,13 @@ class GroupRunner:
             dropped = "all_sessions_failed" if num_left == 0 else "group_too_small"
             samples = ()
         return GroupResult(prompt=prompt, group_id=group_id, samples=samples, failures=failures, dropped=dropped)
+
+    async def _fill_slot(
+        self, prompt: Prompt, group_id: str, slot: int, settings: GroupSettings, place: str
+    ) -> tuple[TrainingSample, ...] | SlotFailure:
+        result = await self._run_slot(prompt, group_id, slot, settings, place)
+        self._on_scored(settings.mode)
+        return result
 
     async def _run_slot(
         self, prompt: Prompt, group_id: str, slot: int, settings: GroupSettings, place: str
@@ -149,9 +156,9 @@ class GroupRunner:
             session = self._registry.open(session_id, group_id, settings.mode)
             session.input = prompt.input
             session.prompt_id = prompt.prompt_id
+            session.runtime_group_id = group_id if settings.mode == "train" else f"{group_id}-{slot}"
             session.seed_key = f"{place}-{slot}-{try_index}"
             outcome = await self._run_session(session)
-            self._on_scored(settings.mode)
             if outcome.status == "exported":
                 self._budget.success()
                 return outcome.samples

@@ -41,9 +41,10 @@ class Session:
     """One attempt at one row.
 
     `input` is what the agent is given, `prompt_id` the row's use that it belongs to; `seed_key` names it the same way
-    in every run with the same data order, so that sampling can be repeated.
-    `gate` is open while the session holds a lease: the turn service waits on it before each engine attempt.
-    `first_request` is set when the agent asks the model for the first time. After `ended` every request is refused.
+    in every run with the same data order, so that sampling can be repeated. `runtime_group_id` names the sessions
+    that are leased together (None: the whole group). `gate` is open while the session holds a lease: the turn service
+    waits on it before each engine attempt. `first_request` is set when the agent asks the model for the first time.
+    After `ended` every request is refused.
     """
 
     session_id: str
@@ -54,6 +55,7 @@ class Session:
     input: SessionInput | None = None
     prompt_id: str | None = None
     seed_key: str | None = None
+    runtime_group_id: str | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     first_request: asyncio.Event = field(default_factory=asyncio.Event)
     requests: list[RequestRecord] = field(default_factory=list[RequestRecord])

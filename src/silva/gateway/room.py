@@ -1,0 +1,65 @@
+"""Refuses what can never fit into the context, before it costs the time and the memory to encode it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from silva.gateway.dialect import ModelRequest
+from silva.state.forest import Match
+from silva.types.errors import RequestError
+
+SLACK = 4
+"""For templates and normalizers that take text away."""
+PLAUSIBLE_CHARS = 8
+"""So many characters a token are worth a look: ordinary text has half as many."""
+SLICE_CHARS = 1 << 14
+
+
+def refuse_hopeless(
+    request: ModelRequest, match: Match, *, limit: int, longest_token: int, encode: Callable[[str], list[int]]
+) -> None:
+    """Raise RequestError where the request's new part cannot fit into `limit` tokens.
+
+    Looked at are the number of messages and calls (each takes a token at least), the number of characters (none of
+    `longest_token` holds more), and, where both leave a doubt, the tokens of the texts themselves in slices, up to
+    twice the limit. Tools and template arguments count where the conversation is new.
+    """
+    messages = request.messages_between(match.num_matched, match.num_messages)
+    calls = [call for message in messages for call in message.tool_calls]
+    num_parts = len(messages) + len(calls)
+    if num_parts > limit:
+        raise _too_long(limit, f"the new messages of this request are {num_parts}, calls included", "messages")
+    texts = [message.content for message in messages] + [message.reasoning for message in messages]
+    texts += [call.name for call in calls] + [call.arguments for call in calls]
+    _check(texts, "the new messages of this request have", "messages", limit, longest_token, encode)
+    if match.num_matched == 0:
+        conversation = request.conversation
+        for field, value in (("tools", conversation.tools), ("chat_template_kwargs", conversation.template_kwargs)):
+            text = msgspec.json.encode(value).decode() if value else ""
+            _check([text], f"the {field} of this request have", field, limit, longest_token, encode)
+
+
+def _check(
+    texts: list[str], words: str, field: str, limit: int, longest_token: int, encode: Callable[[str], list[int]]
+) -> None:
+    num_chars = sum(map(len, texts))
+    if num_chars <= PLAUSIBLE_CHARS * limit:
+        return
+    if num_chars > SLACK * longest_token * limit:
+        raise _too_long(limit, f"{words} {num_chars} characters", field)
+    num_tokens = 0
+    for text in texts:
+        for start in range(0, len(text), SLICE_CHARS):
+            num_tokens += len(encode(text[start : start + SLICE_CHARS]))
+            if num_tokens > 2 * limit:
+                raise _too_long(limit, f"{words} {num_chars} characters in more than {2 * limit} tokens", field)
+
+
+def _too_long(limit: int, what: str, field: str) -> RequestError:
+    return RequestError(
+        f"the context holds {limit} tokens; {what}, which is more than could ever fit. Shorten them",
+        field=field,
+        code="context_length_exceeded",
+    )
