@@ -12,13 +12,13 @@ Left out, and why:
   new user message too, which they refuse otherwise.
 - GLM, turns cut by the token limit: its renderers close them with <|endoftext|>, the chat template closes nothing.
 - Nemotron 3, tool schemas with characters beyond ASCII: its renderer escapes them, transformers does not.
-- Tools of Kimi K2 (its renderer sorts the keys of schemas, the template at hand does not, and transformers' sandbox stops
-  that template at a tool call), of DeepSeek R1 and of Gemma 4 (our codec refuses the step: those templates write results
-  otherwise in other histories, or into the turn of the call).
-- Whole families: gpt-oss (its renderer is OpenAI's own encoder, which writes system texts, tools, results and the prompt
-  otherwise than the chat template), DeepSeek V4 (its renderer follows the model's Python encoder, which sorts results),
-  DeepSeek V3 and Laguna XS 2.1 (the templates at hand are other versions), Laguna XS 2 (its renderer encodes line ends
-  apart that the tokenizer joins). Qwen2.5, Mistral, Phi and Gemma 2 have no renderer in the package.
+- Tools of Kimi K2 (its renderer sorts the keys of schemas, the template at hand does not, and transformers' sandbox
+  stops that template at a tool call), of DeepSeek R1 and of Gemma 4 (our codec refuses the step: the templates write
+  results otherwise in other histories, or into the turn of the call).
+- Whole families: gpt-oss (its renderer is OpenAI's own encoder, which writes system texts, tools, results and the
+  prompt otherwise than the chat template), DeepSeek V4 (its renderer follows the model's Python encoder, which sorts
+  results), DeepSeek V3 and Laguna XS 2.1 (the templates at hand are other versions), Laguna XS 2 (its renderer encodes
+  line ends apart that the tokenizer joins). Qwen2.5, Mistral, Phi and Gemma 2 have no renderer in the package.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Pair:
         backend = backend_of(family)
         wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=family.bos, eos_token=family.eos)
         wrapped.chat_template = template_of(family)
-        self._id = backend.token_to_id
+        self._id: Any = backend.token_to_id
         stops = [self._id(token) for token in family.stops]
         self.codec = TurnCodec(wrapped, stop_ids=stops, default_template_kwargs=family.kwargs, now=NOW)
         config = getattr(package, f"{subject.renderer}RendererConfig")(**subject.config)

@@ -174,8 +174,8 @@ def build_engine(config: RunConfig, codec: TurnCodec, clock: Clock, *, hf_dir: P
     vocab_size = DecoderConfig.from_hf(hf_config_dict(hf_dir), where=str(hf_dir / "config.json")).vocab_size
     if codec.vocab_size > vocab_size:
         raise ConfigError(
-            f"--hf-checkpoint {hf_dir}: the tokenizer knows {codec.vocab_size} ids, the model only {vocab_size}; they do "
-            "not belong together"
+            f"--hf-checkpoint {hf_dir}: the tokenizer knows {codec.vocab_size} ids, the model only {vocab_size}: they "
+            "do not belong together"
         )
     return TorchEngine(
         hf_dir,

@@ -15,6 +15,8 @@ from silva.types.errors import RequestError
 from silva.types.messages import Conversation, JsonObject, Message
 
 MAX_STOP_STRINGS = 64
+MAX_MESSAGES = 1 << 17
+MAX_IGNORED_NAMES = 64
 RESERVED_TEMPLATE_KWARGS = (
     "add_generation_prompt",
     "tokenize",
@@ -64,9 +66,8 @@ class ChatDialect:
                 for index in range(start, stop)
             )
 
-        ignored = [*sorted(name[:120] for name in fields.keys() - _READ_FIELDS), *skipped]
         return ModelRequest(
-            options=_options(fields, tuple(ignored)),
+            options=_options(fields, _ignored(fields, skipped)),
             conversation=conversation,
             digests=digests,
             messages_between=messages_between,
@@ -97,12 +98,26 @@ class ChatDialect:
         return _data(_error(error)) + b"data: [DONE]\n\n"
 
 
+def _ignored(fields: RawObject, skipped: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of what means nothing here. Each request's row in the ledger keeps them, so there is an end to them."""
+    names = [*sorted(fields.keys() - _READ_FIELDS), *skipped]
+    shown = [name[:120] for name in names[:MAX_IGNORED_NAMES]]
+    more = len(names) - len(shown)
+    return (*shown, f"(and {more} more)") if more else tuple(shown)
+
+
 def _digests(fields: RawObject, history: HistoryCache) -> tuple[list[msgspec.Raw], list[bytes], dict[int, Message]]:
     if "messages" not in fields:
         raise RequestError("messages is missing; it must hold the full history", field="messages")
     raws = read_list(fields["messages"], "messages")
     if not raws:
         raise RequestError("messages is empty; it must hold the full history", field="messages", code="empty_messages")
+    if len(raws) > MAX_MESSAGES:
+        raise RequestError(
+            f"messages holds {len(raws)} messages; at most {MAX_MESSAGES} are accepted",
+            field="messages",
+            code="context_length_exceeded",
+        )
     digests: list[bytes] = []
     known: dict[int, Message] = {}
     for index, raw in enumerate(raws):
