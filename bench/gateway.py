@@ -5,7 +5,7 @@
 Gateway, stub engine and client are three processes; all talk HTTP over loopback. Two shapes of turn:
 
 small   a new session each turn: one 2 KB user message, 264 sampled tokens back
-large   a long conversation: about 46 KB of history of which one message is new, 16.5 k tokens held, 16 tokens back
+large   a long conversation: about 46 KB of history, one message of it new, 16.5 k to 20 k tokens held, 16 tokens back
 
 What is new is tokenised in both. With `--peer`, the path of a Python that has `rllm-model-gateway` 0.1.0 (which does
 not tokenise), that gateway runs in memory mode beside ours, turn blocks alternating, on the same client and stub. The

@@ -63,19 +63,6 @@ class AgentExit:
         """The agent ended by itself with exit status 0."""
         return self.exit_code == 0 and not self.killed
 
-    @property
-    def reason(self) -> str | None:
-        """A stable word for the ledger; None when the agent ended well."""
-        if self.ok:
-            return None
-        if self.runner_lost:
-            return "runner_lost"
-        if not self.started:
-            return "agent_not_started"
-        if self.killed:
-            return "agent_killed"
-        return "agent_signal" if self.signal is not None else "agent_exit_status"
-
     def describe(self) -> str:
         """The end in words, for an error text."""
         if self.error is not None:

@@ -309,7 +309,7 @@ async def open_gateway(
 
 
 def serving_counters(runtime: Runtime) -> dict[str, float]:
-    """Counts of the gateway and the engine over the whole run, by metric name."""
+    """Counts of the gateway and the engine since the process started, train and eval together, by metric name."""
     numbers: dict[str, float] = {}
     for name, count in runtime.turns.counters.items():
         kind = name.removeprefix("match_")

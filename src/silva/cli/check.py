@@ -69,7 +69,8 @@ def _check_options(config: RunConfig) -> str:
     validate(config, command)
     withheld = withheld_names()
     shown = f"; not given to agents: {', '.join(withheld)}" if withheld and not config.agent_env_clear else ""
-    return f"fit for silva {command}{shown}"
+    only = " (silva train needs at least 2 samples a prompt)" if command == "rollout" else ""
+    return f"fit for silva {command}{only}{shown}"
 
 
 def _eval_sets(config: RunConfig):

@@ -32,7 +32,7 @@ def validate(config: RunConfig, command: Command) -> None:
     _check_agent(config)
     _need(config, "prompt_data", "the JSON Lines file of prompts")
     _need(config, "rollout_batch_size", "the number of prompts of one rollout step")
-    if config.num_rollout is None and config.num_epoch is None:
+    if command == "train" and config.num_rollout is None and config.num_epoch is None:
         raise ConfigError("one of --num-rollout and --num-epoch is needed: without them the run would never end")
     _check_groups(config, command)
     if config.save_hf is not None and Path(config.save_hf).exists() and not Path(config.save_hf).is_dir():

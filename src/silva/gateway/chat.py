@@ -162,7 +162,7 @@ def _template_kwargs(raw: msgspec.Raw | None) -> JsonObject:
 def _options(fields: RawObject, ignored: tuple[str, ...]) -> TurnOptions:
     num = read_value(fields.get("n"), "n")
     if num is not None and (isinstance(num, bool) or num != 1):
-        raise RequestError("n must be 1: one request gives one answer; send the request again for another", field="n")
+        raise RequestError("n must be 1: one request gives one answer", field="n")
     stream = read_value(fields.get("stream"), "stream")
     if stream is not None and not isinstance(stream, bool):
         raise RequestError("stream must be true or false", field="stream")

@@ -17,7 +17,6 @@ def rollout_metrics(groups: Sequence[GroupResult]) -> dict[str, float]:
     metrics: dict[str, float] = {
         "rollout/num_groups": float(len(groups)),
         "rollout/num_sessions": float(len(samples)),
-        "rollout/num_failed_slots": float(sum(len(group.failures) for group in groups)),
     }
     if not samples:
         return metrics
