@@ -401,3 +401,11 @@ class TestOpeners:
         assert self.ask(ANSWER, "cut", [user()]) == ("<think>\nhi<|start|>", False)
         assert self.ask(ANSWER, "<|eos|>", [user()]) == ("<think>\nhi<|start|>", False)
         assert self.ask(ANSWER, "cut", [Message(role="system", content="s"), user()])[0].startswith("<|end|>\ns<think>")
+
+
+def test_the_generic_tokenizer_class_is_what_auto_tokenizer_would_take(chatml_dir):
+    from transformers import AutoTokenizer
+
+    ours, auto = TurnCodec.load(chatml_dir).tokenizer, AutoTokenizer.from_pretrained(chatml_dir)
+    assert ours.backend_tokenizer.to_str() == auto.backend_tokenizer.to_str()
+    assert (ours.chat_template, ours.special_tokens_map) == (auto.chat_template, auto.special_tokens_map)

@@ -102,13 +102,11 @@ class TurnCodec:
         `default_template_kwargs` are chat template arguments that each conversation may override; `now` is the date
         that templates see, for the life of the codec. ConfigError where the folder cannot serve.
         """
-        from transformers import AutoTokenizer  # seconds to import; only a process that tokenises pays
-
         folder = Path(hf_dir)
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder; give a local checkpoint folder with a tokenizer")
         try:
-            tokenizer: Any = cast(Any, AutoTokenizer).from_pretrained(str(folder))
+            tokenizer: Any = _tokenizer_class(folder).from_pretrained(str(folder))
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
             raise ConfigError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
         try:
@@ -203,6 +201,24 @@ class TurnCodec:
         except TransitionRefused:
             return False
         return True
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """What loads the tokenizer: AutoTokenizer, or the generic class where the folder names it.
+
+    The two give the same tokenizer then, but AutoTokenizer imports torch where it is installed, which costs a second.
+    """
+    try:
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        settings = None
+    if isinstance(settings, dict) and settings.get("tokenizer_class") == "PreTrainedTokenizerFast":  # pyright: ignore
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def _stop_ids_of(folder: Path) -> list[int]:
