@@ -58,9 +58,8 @@ def _add_show(sub: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
     args = build_parser().parse_args(argv)
-    module = importlib.import_module(f"silva.cli.{args.command}")
     try:
-        return module.run(args)
+        return importlib.import_module(f"silva.cli.{args.command}").run(args)
     except BaseException as error:
         found = first_silva_error(error)
         if found is not None:

@@ -20,6 +20,20 @@ from silva.types.errors import ConfigError
 _UNSET: Any = object()
 
 
+class _Extend(argparse.Action):
+    """Gathers the items of a list option over all its uses: a second `--agent-env` takes nothing from the first."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        held = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, list(values) if held is _UNSET else [*held, *values])
+
+
 def option_fields() -> dict[str, tuple[Field[Any], OptionInfo]]:
     """Every built option by name."""
     return {item.name: (item, item.metadata["option"]) for item in fields(RunConfig)}
@@ -45,7 +59,7 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, item: Field[Any], info:
         group.add_argument(_flag(name), action=argparse.BooleanOptionalAction, **more)
         return
     if info.kind in ("list", "intlist"):
-        more["nargs"] = "+"
+        more["nargs"], more["action"] = "+", _Extend
     if info.kind == "choice":
         more["metavar"] = "{" + ",".join(info.choices) + "}"
     elif info.metavar:

@@ -23,6 +23,9 @@ from silva.types.generation import (
 from silva.types.rollout import AttemptRecord
 
 MAX_ID = (1 << 31) - 1
+LOWEST_LOGPROB = -3.4e38
+"""Log-probs are kept in 32 bits."""
+LOGPROB_ROUNDING = 1e-3
 IDLE_ABORT_PAUSE_S = 0.05
 MAX_IDLE_ABORT_PAUSE_S = 1.0
 
@@ -182,6 +185,11 @@ class EngineClient:
             raise EngineFault(
                 f"the engine returned {len(result.ids)} ids for request {request.request_id}, which asked for at most "
                 f"{request.sampling.max_new_tokens}"
+            )
+        if min(result.logprobs) < LOWEST_LOGPROB or max(result.logprobs) > LOGPROB_ROUNDING:
+            raise EngineFault(
+                f"the engine returned log-probs from {min(result.logprobs):g} to {max(result.logprobs):g} for request "
+                f"{request.request_id}; a log-prob is at most 0 and fits into 32 bits"
             )
         stops = set(request.sampling.stop_token_ids)
         at = next((index for index, token in enumerate(result.ids) if token in stops), None)

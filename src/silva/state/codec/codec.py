@@ -212,7 +212,8 @@ def _tokenizer_class(folder: Path) -> Any:
         settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         settings = None
-    if isinstance(settings, dict) and settings.get("tokenizer_class") == "PreTrainedTokenizerFast":  # pyright: ignore
+    named = cast("dict[str, object]", settings).get("tokenizer_class") if isinstance(settings, dict) else None
+    if named in ("PreTrainedTokenizerFast", "TokenizersBackend"):
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast
