@@ -67,7 +67,7 @@ class TestLoad:
             (None, {}, "no chat template.*chat_template.jinja"),
             ("{% for %}", {}, "does not compile: line 1"),
             (TURNS, {"generation_config": "{"}, "generation_config.json is no valid JSON"),
-            (TURNS, {"config": "[]"}, "cannot be loaded"),
+            (TURNS, {"config": "[]"}, "config.json holds no JSON object"),
         ],
     )
     def test_a_folder_that_cannot_serve_says_what_to_do(
