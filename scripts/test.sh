@@ -7,4 +7,5 @@ export PATH="$(cd "${SILVA_VENV:-.venv}/bin" && pwd):$PATH" VIRTUAL_ENV="$(cd "$
 bash scripts/install_test_oracles.sh
 # Small models on few cores: threads that spin would only take time from each other.
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
-exec python -m pytest -n "${SILVA_TEST_WORKERS:-2}" "$@"
+# Many tests wait for processes: one worker more than cores, and idle ones take work from busy ones.
+exec python -m pytest -n "${SILVA_TEST_WORKERS:-3}" --dist worksteal "$@"
