@@ -15,7 +15,14 @@ if [ -e "$stamp" ] && [ ! pyproject.toml -nt "$stamp" ] && [ ! constraints.txt -
 fi
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 "${pip[@]}" --upgrade "pip>=24"
-# torch first and by its exact version: a plain `torch` may bring a CUDA build to a machine that has no GPU.
-"${pip[@]}" -c constraints.txt torch==2.13.0
+# torch first: on a machine without a GPU it must be the CPU build. Where pip would take a CUDA build by default, name an
+# index that holds CPU builds in SILVA_TORCH_INDEX.
+torch=(-c constraints.txt torch==2.13.0 ${SILVA_TORCH_INDEX:+--index-url "$SILVA_TORCH_INDEX"})
+if [ ! -e /dev/nvidiactl ] && "${pip[@]}" --dry-run --report - "${torch[@]}" | grep -qi '"name": "nvidia'; then
+    echo "pip would install a CUDA build of torch (several GB) on this machine without a GPU." >&2
+    echo "Set SILVA_TORCH_INDEX to a package index that holds CPU builds, then run this again." >&2
+    exit 1
+fi
+"${pip[@]}" "${torch[@]}"
 "${pip[@]}" -c constraints.txt -e ".[train,agents,dev]"
 touch "$stamp"

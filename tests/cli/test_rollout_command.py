@@ -64,7 +64,7 @@ HOSTILE = (
 if n == 0: sys.exit(1)
 if n == 1: open(os.environ["RELAX_OUTPUT_JSON"], "w").write('{"reward": '); ask(messages); sys.exit(0)
 if n == 2: ask(messages); open(os.environ["RELAX_OUTPUT_JSON"], "w").write('{"reward": NaN}'); sys.exit(0)
-if n == 3: sys.exit(0)
+if n == 3: print("swallowed my own crash", flush=True); sys.exit(0)
 if n == 4:
     import subprocess
     subprocess.Popen(["setsid", "sleep", "600"]); subprocess.Popen(["sleep", "600"])
@@ -112,6 +112,7 @@ def test_hostile_agents_are_all_accounted_for(tmp_path: Path, chatml_dir: Path) 
     }
     assert document["counts"]["prompts"] == {"delivered": {"none": 3}, "dropped": {"all_sessions_failed": 9}}
     assert "last words" in done.stderr and "HTTP Error 400" in done.stderr
+    assert "swallowed my own crash" in done.stderr
     assert show(tmp_path / "run", ids[5])["requests"][0]["error_code"] == "context_length_exceeded"
     assert marked_processes(tmp_path / "run") == []
     with open_run(tmp_path / "run") as conn:

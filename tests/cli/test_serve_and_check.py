@@ -98,7 +98,7 @@ def test_check_passes_a_run_that_fits(tmp_path: Path, model_dir: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.findall(r"^PASS ([a-z ]+)", done.stdout, re.M)
     assert passed == ["options", "dataset", "chat template", "model", "agent command"]
-    assert "2 model turns" in done.stdout
+    assert "model turns: 2" in done.stdout
     assert not (tmp_path / "runs").exists()
 
 
@@ -109,6 +109,8 @@ def test_check_names_what_is_wrong(tmp_path: Path, model_dir: Path) -> None:
     assert done.returncode == 1
     assert re.search(r"^FAIL agent command: agent_exit: .*exit status 5", done.stdout, re.M), done.stdout
     assert "no such tool" in done.stdout
+    done = check(tmp_path, model_dir, "--rollout-max-context-len", 4096, "--no-agent-run")
+    assert re.search(r"^FAIL model: --rollout-max-context-len is 4096", done.stdout, re.M), done.stdout
     (tmp_path / "rows.jsonl").write_text("{\n")
     done = check(tmp_path, tmp_path, "--n-samples-per-prompt", 1, "--global-batch-size", 5)
     failed = re.findall(r"^FAIL ([a-z ]+)", done.stdout, re.M)

@@ -59,7 +59,7 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     more += ("--rollout-temperature", 0.7, "--rollout-top-p", 0.9)
     done = run_silva(*options(model_dir, *more), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "eval held before step 0: reward" in done.stdout and "eval held before step 2: reward" in done.stdout
+    assert "eval held before step 0: reward" in done.stdout and "eval held at the end: reward" in done.stdout
     steps = [line for line in metrics(tmp_path / "run") if "train/loss" in line]
     assert [line["step"] for line in steps] == [0, 1]
     # What the engine recorded is what the trainer computes, also after an update of the weights.
@@ -76,6 +76,8 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     done = run_silva("train", "--resume", "run", "--num-rollout", 4, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "going on at step 2" in done.stdout
+    again = run_silva("train", "--resume", "run", "--num-rollout", 4, cwd=tmp_path)
+    assert again.returncode == 0 and "nothing left to do" in again.stdout
     assert [line["step"] for line in metrics(tmp_path / "run") if "train/loss" in line] == [0, 1, 2, 3]
     assert trained_rows(tmp_path / "run") == list(range(8))
     versions = set()
@@ -166,7 +168,7 @@ def test_resume_needs_the_data_of_the_run(tmp_path: Path, model_dir: Path) -> No
     prepare(tmp_path, AGENT + "if n == 2: sys.exit(3)\n" + TWO_TURNS.removeprefix(AGENT))
     more = ("--agent-retries", 0, "--agent-max-failures", 3, "--agentic-concurrency", 1)
     done = run_silva(*options(model_dir, *more, rollouts=4), cwd=tmp_path)
-    assert done.returncode == 1 and "silva train --resume" in done.stderr
+    assert done.returncode == 1 and "starts over, since no checkpoint was written" in done.stderr
     assert "3 sessions failed in a row" in (tmp_path / "run" / "run.log").read_text()
     write_rows(tmp_path / "rows.jsonl", 2)
     done = run_silva("train", "--resume", "run", cwd=tmp_path)
@@ -176,6 +178,14 @@ def test_resume_needs_the_data_of_the_run(tmp_path: Path, model_dir: Path) -> No
 def test_resume_needs_a_run(tmp_path: Path) -> None:
     done = run_silva("train", "--resume", "nowhere", cwd=tmp_path)
     assert done.returncode == 2 and "nowhere" in done.stderr
+
+
+def test_a_rollout_run_cannot_be_resumed(tmp_path: Path, model_dir: Path) -> None:
+    prepare(tmp_path, TWO_TURNS, rows=2)
+    done = run_silva("rollout", *options(model_dir, rollouts=1)[1:], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    resumed = run_silva("train", "--resume", "run", cwd=tmp_path)
+    assert resumed.returncode == 2 and "cannot be resumed" in resumed.stderr
 
 
 def test_a_run_folder_is_used_once(tmp_path: Path, model_dir: Path) -> None:

@@ -42,6 +42,13 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert (config.lr, config.seed, config.agent_env) == (0.25, 3, ["A=1", "B=x=y"])
 
 
+def test_a_list_option_may_be_given_in_parts(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('agent_env = ["OLD=1"]\n')
+    words = ("--agent-env", "A=1", "B=2", "--lr", "0.5", "--agent-env", "C=3")
+    assert parse("--config", str(tmp_path / "run.toml"), *words).agent_env == ["A=1", "B=2", "C=3"]
+    assert parse(*words).agent_env == ["A=1", "B=2", "C=3"]
+
+
 def test_resolved_options_survive_their_own_file(tmp_path: Path) -> None:
     config = parse("--lr", "3e-4", "--rollout-stop", "a", "b", "--apply-chat-template-kwargs", '{"x": [1]}')
     write_config_file(config, tmp_path / "config.toml")

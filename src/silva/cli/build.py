@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from silva.agent.client import AgentRunner
 from silva.agent.environment import parse_agent_env
@@ -40,6 +41,9 @@ from silva.types.clock import Clock, SystemClock
 from silva.types.errors import ConfigError
 from silva.types.rollout import Mode
 from silva.view.console import RunView
+
+if TYPE_CHECKING:
+    from silva.model.config import DecoderConfig
 
 log = logging.getLogger("silva")
 
@@ -169,15 +173,8 @@ def build_engine(config: RunConfig, codec: TurnCodec, clock: Clock, *, hf_dir: P
             max_context_len=context_limit(config, hf_dir),
         )
     from silva.inference.torch_engine import TorchEngine
-    from silva.model.checkpoint import hf_config_dict
-    from silva.model.config import DecoderConfig
 
-    vocab_size = DecoderConfig.from_hf(hf_config_dict(hf_dir), where=str(hf_dir / "config.json")).vocab_size
-    if codec.vocab_size > vocab_size:
-        raise ConfigError(
-            f"--hf-checkpoint {hf_dir}: the tokenizer knows {codec.vocab_size} ids, the model only {vocab_size}: they "
-            "do not belong together"
-        )
+    check_model(config, hf_dir, vocab_size=codec.vocab_size)
     return TorchEngine(
         hf_dir,
         decode_text=codec.decode,
@@ -189,6 +186,25 @@ def build_engine(config: RunConfig, codec: TurnCodec, clock: Clock, *, hf_dir: P
         seed=config.seed,
         version=version,
     )
+
+
+def check_model(config: RunConfig, hf_dir: Path, *, vocab_size: int) -> DecoderConfig:
+    """The model's shape, where the torch engine can run it with this tokenizer and context; else ConfigError."""
+    from silva.model.checkpoint import hf_config_dict
+    from silva.model.config import DecoderConfig
+
+    model = DecoderConfig.from_hf(hf_config_dict(hf_dir), where=str(hf_dir / "config.json"))
+    if vocab_size > model.vocab_size:
+        raise ConfigError(
+            f"--hf-checkpoint {hf_dir}: the tokenizer knows {vocab_size} ids, the model only {model.vocab_size}: they "
+            "do not belong together"
+        )
+    asked = config.rollout_max_context_len
+    if asked is not None and asked > model.max_positions:
+        raise ConfigError(
+            f"--rollout-max-context-len is {asked}; the model in {hf_dir} has {model.max_positions} positions"
+        )
+    return model
 
 
 def num_threads(hf_dir: Path) -> int:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from silva.agent.environment import withheld_names
-from silva.cli.build import group_settings, load_codec, load_prompts, open_groups, open_runtime
+from silva.cli.build import check_model, group_settings, load_codec, load_prompts, open_groups, open_runtime
 from silva.cli.loop import run_async
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
@@ -96,11 +96,8 @@ def _check_template(config: RunConfig) -> str:
 
 
 def _check_model(config: RunConfig) -> str:
-    from silva.model.checkpoint import hf_config_dict
-    from silva.model.config import DecoderConfig
-
     where = Path(str(config.hf_checkpoint))
-    model = DecoderConfig.from_hf(hf_config_dict(where), where=str(where / "config.json"))
+    model = check_model(config, where, vocab_size=load_codec(config).vocab_size)
     return f"{where}: the torch engine can run it, context {model.max_positions} tokens"
 
 
@@ -136,4 +133,4 @@ def _verdict(results: list[GroupResult]) -> str:
     for failure in results[0].failures:
         raise SilvaError(f"{failure.reason}: {failure.message}")
     sample = results[0].samples[0]
-    return f"{sample.num_turns} model turns, exit status 0, reward {sample.reward:g} (the model was a fixed text)"
+    return f"model turns: {sample.num_turns}, exit status 0, reward {sample.reward:g} (the model was a fixed text)"

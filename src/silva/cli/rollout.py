@@ -44,5 +44,5 @@ async def _rollout(config: RunConfig, view: RunView, run_dir: Path, dataset: Dat
             num_rollout=config.num_rollout,
             say=view.say,
         )
-    view.say(f"samples: {config.save_debug_rollout_data}")
+    view.say(f"samples: {config.save_debug_rollout_data} (one file a step); look at the run with: silva show {run_dir}")
     return 0

@@ -30,6 +30,7 @@ from silva.model.torch_env import prepare
 from silva.rollout.evaluate import Evaluator
 from silva.rollout.groups import FailureBudget, GroupRunner
 from silva.store.metrics import MetricsWriter
+from silva.store.queries import counts, open_run
 from silva.types.errors import ConfigError
 from silva.view.console import RunView
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 def run(args: argparse.Namespace) -> int:
     resumed = None if args.resume is None else Path(args.resume)
     base = None if resumed is None else read_config_file(_config_of(resumed))
+    if resumed is not None:
+        _refuse_other_runs(resumed)
     config = resolve(args, base=base)
     validate(config, "train")
     run_dir = choose_run_dir(config) if resumed is None else resumed.absolute()
@@ -53,6 +56,12 @@ def run(args: argparse.Namespace) -> int:
     prepare()
     with RunView(run_dir / "run.log") as view:
         return run_async(lambda: _train(config, view, run_dir, dataset, evals, resume=resumed is not None))
+
+
+def _refuse_other_runs(run_dir: Path) -> None:
+    with open_run(run_dir) as conn:
+        if counts(conn)["prompts"].get("delivered"):
+            raise ConfigError(f"--resume {run_dir}: this is a run of silva rollout or serve, which cannot be resumed")
 
 
 def _config_of(run_dir: Path) -> Path:
@@ -94,8 +103,11 @@ async def _train(
         try:
             await trainer.run()
         except BaseException:
-            log.info("the run ended early; go on with it by: silva train --resume %s", run_dir)
+            at = trainer.saved_rollout
+            where = f"goes on at step {at}" if at else "starts over, since no checkpoint was written (--save-interval)"
+            log.info("the run ended early; silva train --resume %s %s", run_dir, where)
             raise
+    view.say(f"done; look at it with: silva show {run_dir}")
     return 0
 
 

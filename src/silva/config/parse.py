@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     later = parser.add_argument_group("not built yet (refused)")
     for name, (count, part) in LATER.items():
         nargs: dict[str, Any] = {"0": {"action": "store_true"}, "+": {"nargs": "+"}}.get(count, {})
-        later.add_argument(_flag(name), dest=name, default=_UNSET, help=f"Belongs to {part}.", **nargs)
+        later.add_argument(_flag(name), dest=name, default=_UNSET, help=f"Not built yet ({part}).", **nargs)
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, item: Field[Any], info: OptionInfo) -> None:
@@ -101,6 +101,8 @@ def read_config_file(path: Path) -> dict[str, Any]:
         if name not in known:
             close = difflib.get_close_matches(name, list(known), n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
+            if isinstance(values[name], dict):
+                hint += "; tables are not used here, put the options at the top of the file"
             raise ConfigError(f"config file {path}: unknown option {name!r}{hint}")
     return values
 

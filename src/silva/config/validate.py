@@ -115,7 +115,11 @@ def _check_agent(config: RunConfig) -> None:
         raise ConfigError("--use-agentic-rollout is missing: agent processes are the only kind of rollout built now")
     _need(config, "agent_command", "the command that runs one agent session")
     if not Path(config.agent_cwd).is_dir():
-        raise ConfigError(f"--agent-cwd is {config.agent_cwd!r}, which is not a folder")
+        where = Path(config.agent_cwd).absolute()
+        raise ConfigError(
+            f"--agent-cwd is {config.agent_cwd!r}, which is not a folder ({where}; paths start "
+            "from where silva is started)"
+        )
     start = config.agent_start_timeout
     if start is not None and start > config.agent_timeout:
         raise ConfigError(f"--agent-start-timeout {start:g} is longer than --agent-timeout {config.agent_timeout:g}")

@@ -72,7 +72,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 if line.strip():
                     yield number, line
     except OSError as error:
-        raise DatasetError(f"dataset {path} cannot be read: {error.strerror or error}") from error
+        raise DatasetError(f"dataset {path} cannot be read: {error.strerror or error} ({path.absolute()})") from error
 
 
 def _read_row(line: bytes, input_key: str, metadata_key: str) -> SessionInput:

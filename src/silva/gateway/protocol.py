@@ -1,10 +1,13 @@
-"""uvicorn's HTTP protocol, which here also answers requests that offer to switch to another one."""
+"""uvicorn's HTTP protocol, with an answer to what it leaves open: offers to switch protocols, heads without end."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+MAX_HEAD_BYTES = 1 << 20
 _NAMES_A_SWITCH = (b"connection", b"http2-settings")
 
 
@@ -12,16 +15,21 @@ class HttpProtocol(HttpToolsProtocol):
     """Declines an offered switch by going on in HTTP/1.1, as the standard has it (RFC 9110, 7.8).
 
     Some clients offer HTTP/2 with each first request (Java's does). The parser takes what comes behind such a head for
-    the other protocol, so the body would be lost: the head is parsed again without the offer.
+    the other protocol, so the body would be lost: the head is parsed again without the offer. A head (address and
+    headers) of more than MAX_HEAD_BYTES ends its connection: nothing else bounds what it takes of our memory.
     """
 
+    parser: Any
     _declines = False
+    _head_bytes: int | None = None
+    """Bytes that came of a head whose end did not; None outside a head."""
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         while data:
             try:
                 self.parser.feed_data(data)
+                self._bound_head(len(data))
                 return
             except httptools.HttpParserUpgrade as offer:
                 if not self._declines:
@@ -34,7 +42,19 @@ class HttpProtocol(HttpToolsProtocol):
                 self.send_400_response(message)
                 return
 
+    def _bound_head(self, num_bytes: int) -> None:
+        if self._head_bytes is not None:
+            self._head_bytes += num_bytes
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._head_bytes = None
+                self.send_400_response(f"The head of the request is larger than {MAX_HEAD_BYTES} bytes.")
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
+        self._head_bytes = None
         self._declines = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if not self._declines:
             super().on_headers_complete()

@@ -80,6 +80,7 @@ class SessionRegistry:
         self._on_finish = on_finish
         self._live: dict[str, LiveSession] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
+        self._closed = False
 
     @property
     def allows_open_sessions(self) -> bool:
@@ -112,7 +113,8 @@ class SessionRegistry:
         return self._live[credential]
 
     def has_ended(self, session_id: str) -> bool:
-        return session_id in self._ended
+        """Such a session takes no more requests: it ended, or all did because the server stops."""
+        return session_id in self._ended or (self._closed and session_id not in self._live)
 
     async def end(self, session_id: str) -> Session | None:
         """Refuse new requests, cancel the open ones, free the engine's cache, forget. None where no such session lives.
@@ -148,6 +150,7 @@ class SessionRegistry:
         return await self._on_finish(session, body)
 
     async def close(self) -> list[Session]:
-        """End every session that still lives. Returns them."""
+        """End every session that still lives. Returns them. From now on no request opens one."""
+        self._closed = True
         ended = [await self.end(session_id) for session_id in list(self._live)]
         return [session for session in ended if session is not None]

@@ -88,7 +88,11 @@ class ProcessDriver:
         await self._seal(session.session_id)
         self._check_exit(ended, files)
         output = await asyncio.to_thread(read_output, files.output_json)
-        return [implicit_record(session, output)]
+        try:
+            return [implicit_record(session, output)]
+        except SessionFailure as failure:
+            # An agent that swallowed its own crash ends well: only its log can tell what went wrong.
+            raise AgentExecutionError(failure.reason, str(failure), log_tail=log_tail(files.command_log)) from failure
 
     async def _run_limited(self, session: Session, spec: AgentSpec) -> AgentExit:
         """The agent's end. What goes wrong comes out as it is, not inside a group: a RunStopped has to be seen."""

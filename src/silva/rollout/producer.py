@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from silva.data.prompts import Prompt, PromptSource
 from silva.rollout.groups import FailureBudget, GroupResult, GroupRunner, GroupSettings
@@ -22,6 +22,17 @@ class ProducerSettings:
     concurrency: int
     replace: bool
     stop_if_all_fail: bool = True
+
+
+@dataclass(kw_only=True, slots=True)
+class _Step:
+    """A rollout step in progress."""
+
+    rollout_id: int
+    num_started: int = 0
+    num_dropped: int = 0
+    done: list[GroupResult] = field(default_factory=list[GroupResult])
+    running: set[asyncio.Task[GroupResult]] = field(default_factory=set["asyncio.Task[GroupResult]"])
 
 
 class Producer:
@@ -61,40 +72,37 @@ class Producer:
         """
         mode, size = self._group_settings.mode, self._group_settings.num_samples
         self._on_step(f"{mode} step {rollout_id}", self._settings.batch_size * size)
-        done: list[GroupResult] = []
-        num_started = num_dropped = 0
-        source_over = False
-        running: set[asyncio.Task[GroupResult]] = set()
+        step = _Step(rollout_id=rollout_id)
         async with asyncio.TaskGroup() as tasks:
             while True:
-                wanted = self._settings.batch_size - (len(done) if self._settings.replace else num_started)
-                room = self._settings.concurrency - len(running)
-                spare = wanted - len(running) if self._settings.replace else wanted
-                while not source_over and min(room, spare) > 0:
-                    prompt = self._source.take()
-                    if prompt is None:
-                        source_over = True
-                        break
-                    running.add(tasks.create_task(self._run(prompt, rollout_id)))
-                    num_started, room, spare = num_started + 1, room - 1, spare - 1
-                if not running:
+                self._fill(step, tasks)
+                if not step.running:
                     break
-                finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                finished, step.running = await asyncio.wait(step.running, return_when=asyncio.FIRST_COMPLETED)
                 for task in finished:
-                    result = task.result()
-                    if result.dropped is None:
-                        done.append(result)
-                    else:
-                        num_dropped += 1
-                        self._drop(result, rollout_id)
-                if num_dropped >= self._settings.batch_size and not done:
-                    self._stop_if_wanted(rollout_id, num_dropped)
-        if num_started and not done:
-            self._stop_if_wanted(rollout_id, num_dropped)
-        done.sort(key=lambda result: result.prompt.position)
-        return done
+                    self._settle(step, task.result())
+                if step.num_dropped >= self._settings.batch_size and not step.done:
+                    self._stop_if_wanted(step)
+        if step.num_started and not step.done:
+            self._stop_if_wanted(step)
+        return sorted(step.done, key=lambda result: result.prompt.position)
 
-    async def _run(self, prompt: Prompt, rollout_id: int) -> GroupResult:
+    def _fill(self, step: _Step, tasks: asyncio.TaskGroup) -> None:
+        """Start groups while the step wants more, capacity is free and there are prompts."""
+        settings = self._settings
+        filled = len(step.done) + len(step.running) if settings.replace else step.num_started
+        room = min(settings.batch_size - filled, settings.concurrency - len(step.running))
+        for _ in range(room):
+            prompt = self._source.take()
+            if prompt is None:
+                return
+            attempt = self._issue(prompt)
+            run = self._groups.run(prompt, self._group_settings, rollout_id=step.rollout_id, attempt=attempt)
+            step.running.add(tasks.create_task(run))
+            step.num_started += 1
+
+    def _issue(self, prompt: Prompt) -> int:
+        """Write a prompt's begin, unless an earlier life of the run did; returns how many groups it had."""
         attempt = self._issued.pop(prompt.prompt_id, None)
         if attempt is None:
             self._ledger.issue_prompt(
@@ -105,14 +113,17 @@ class Producer:
                 position=prompt.position,
                 mode=self._group_settings.mode,
             )
-        return await self._groups.run(prompt, self._group_settings, rollout_id=rollout_id, attempt=attempt or 0)
+        return attempt or 0
 
-    def _stop_if_wanted(self, rollout_id: int, num_dropped: int) -> None:
+    def _settle(self, step: _Step, result: GroupResult) -> None:
+        if result.dropped is None:
+            step.done.append(result)
+            return
+        step.num_dropped += 1
+        self._ledger.end_prompts([result.prompt.prompt_id], "dropped", reason=result.dropped, step=step.rollout_id)
+
+    def _stop_if_wanted(self, step: _Step) -> None:
         if self._settings.stop_if_all_fail:
             raise self._budget.stopped(
-                f"none of the {num_dropped} groups of rollout step {rollout_id} kept enough sessions"
+                f"none of the {step.num_dropped} groups of rollout step {step.rollout_id} kept enough sessions"
             )
-
-    def _drop(self, result: GroupResult, rollout_id: int) -> None:
-        assert result.dropped is not None
-        self._ledger.end_prompts([result.prompt.prompt_id], "dropped", reason=result.dropped, step=rollout_id)

@@ -54,7 +54,8 @@ def open_writer(path: Path, busy_timeout_s: float, *, resume: bool) -> sqlite3.C
             raise LedgerError(f"{path} is an empty ledger: that run stopped while it started. Start it anew")
         if not resume and version is not None:
             raise LedgerError(
-                f"{path} holds a run already. Go on with it by --resume {path.parent}, or use another --run-dir"
+                f"{path} holds a run already. Use another --run-dir; a stopped training run goes on by "
+                f"silva train --resume {path.parent}"
             )
         (journal,) = conn.execute("PRAGMA journal_mode = WAL").fetchone()
         if journal != "wal":

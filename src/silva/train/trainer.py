@@ -75,6 +75,8 @@ class Trainer:
         self._report = report
         self._settings = settings
         self._say = say
+        self.saved_rollout = settings.first_rollout
+        """Rollout steps that the last checkpoint holds; 0 without one."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="silva-train")
 
     async def run(self) -> None:
@@ -82,6 +84,9 @@ class Trainer:
         settings = self._settings
         rollout_id = settings.first_rollout
         evaluated = saved = -1
+        if settings.num_rollout is not None and 0 < settings.num_rollout <= rollout_id:
+            self._say(f"nothing left to do: {rollout_id} of {settings.num_rollout} rollout steps are done")
+            return
         try:
             while settings.num_rollout is None or rollout_id < settings.num_rollout:
                 if settings.eval_interval and rollout_id % settings.eval_interval == 0:
@@ -94,7 +99,7 @@ class Trainer:
                     await self._save(rollout_id)
                     saved = rollout_id
             if settings.eval_interval and evaluated != rollout_id:
-                await self._evaluate(rollout_id)
+                await self._evaluate(rollout_id, last=True)
             if settings.save_interval and saved != rollout_id and rollout_id > settings.first_rollout:
                 await self._save(rollout_id)
             if settings.save_hf is not None:
@@ -141,14 +146,15 @@ class Trainer:
         )
         self._ledger.end_prompts([group.prompt.prompt_id for group in groups], "trained", step=rollout_id)
 
-    async def _evaluate(self, rollout_id: int) -> None:
+    async def _evaluate(self, rollout_id: int, *, last: bool = False) -> None:
         if self._evaluator is None:
             return
+        when = "at the end" if last else f"before step {rollout_id}"
         for result in await self._evaluator.run(rollout_id):
             self._metrics.write(rollout_id, result.metrics())
             reward = "none" if result.mean_reward is None else f"{result.mean_reward:.3f}"
             self._say(
-                f"eval {result.name} before step {rollout_id}: reward {reward} over {result.num_sessions} sessions, "
+                f"eval {result.name} {when}: reward {reward} over {result.num_sessions} sessions, "
                 f"{result.num_failed} failed"
             )
 
@@ -160,6 +166,7 @@ class Trainer:
         extra: dict[str, Any] = {"next_rollout": next_rollout}
         await self._in_thread(lambda: self._policy.save_checkpoint(folder, step=next_rollout - 1, extra=extra))
         await self._in_thread(prune_checkpoints, root, self._settings.keep_checkpoints)
+        self.saved_rollout = next_rollout
         log.info("checkpoint %s", folder)
 
     async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:

@@ -132,7 +132,7 @@ def _message(message: Doc, full: bool) -> Iterator[str]:
 
 
 def _block(text: str, full: bool, *, keep_end: bool = False) -> list[str]:
-    """Indented lines of a text; its own line breaks stay."""
+    """Indented lines of a text; its own line breaks stay. `keep_end`: a long text loses its middle, not its end."""
     return [
         f"    {''.join('    ' if char == chr(9) else printable(char) for char in line)}"
         for line in _shorten(text, full, keep_end=keep_end).split("\n")
@@ -143,7 +143,10 @@ def _shorten(text: str, full: bool, *, keep_end: bool = False) -> str:
     if full or len(text) <= _MAX_CHARS + _SLACK_CHARS:
         return text
     note = f"({len(text) - _MAX_CHARS} characters more; --full shows them)"
-    return f"{note} ...{text[-_MAX_CHARS:]}" if keep_end else f"{text[:_MAX_CHARS]}... {note}"
+    if keep_end:
+        half = _MAX_CHARS // 2
+        return f"{text[:half]}... {note} ...{text[-half:]}"
+    return f"{text[:_MAX_CHARS]}... {note}"
 
 
 def _tokens(node: Doc, decode: Decode | None, full: bool) -> list[str]:

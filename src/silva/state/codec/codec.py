@@ -104,7 +104,9 @@ class TurnCodec:
         """
         folder = Path(hf_dir)
         if not folder.is_dir():
-            raise ConfigError(f"{folder} is not a folder; give a local checkpoint folder with a tokenizer")
+            raise ConfigError(
+                f"{folder} is not a folder ({folder.absolute()}); give a local checkpoint folder with a tokenizer"
+            )
         try:
             tokenizer: Any = _tokenizer_class(folder).from_pretrained(str(folder))
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:

@@ -1,0 +1,147 @@
+"""Odd but lawful HTTP, requests that their session outlives or does not, and our own mistakes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from gateway_serve import Json, serving, until
+
+from silva.gateway.protocol import MAX_HEAD_BYTES
+from silva.state.codec import TurnCodec
+
+HI: list[Json] = [{"role": "user", "content": "hi"}]
+BODY = json.dumps({"messages": HI}).encode()
+
+
+def post(*headers: str, body: bytes = BODY) -> bytes:
+    lines = ["POST /agentic_api/v1/chat/completions HTTP/1.1", "host: x", "authorization: Bearer s", *headers]
+    return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
+
+
+async def answers(port: int, data: bytes, count: int, *, piece: int | None = None) -> list[tuple[int, Any]]:
+    """Status and JSON body of `count` answers to what is sent (in pieces of some bytes)."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for start in range(0, len(data), piece or len(data)):
+        writer.write(data[start : start + (piece or len(data))])
+        if piece:
+            await asyncio.sleep(0)
+    found: list[tuple[int, Any]] = []
+    for _ in range(count):
+        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)).decode().lower().split("\r\n")
+        length = next(int(line.split(":")[1]) for line in head if line.startswith("content-length"))
+        found.append((int(head[0].split()[1]), json.loads(await reader.readexactly(length))))
+    writer.close()
+    return found
+
+
+@pytest.mark.parametrize("piece", [None, 7])
+@pytest.mark.parametrize(
+    "offer",
+    [
+        ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQBAAAAAAIAAAAA"),
+        ("connection: upgrade", "upgrade: websocket"),
+        ("connection: keep-alive, Upgrade", "upgrade: anything/9"),
+    ],
+)
+async def test_an_offer_to_switch_protocols_is_declined_and_the_request_answered(
+    codec: TurnCodec, offer: tuple[str, ...], piece: int | None
+):
+    async with serving(codec, [{"text": "one"}, {"text": "two"}]) as serve:
+        found = await answers(serve.server.port, post(*offer) + post(), 2, piece=piece)
+        assert [status for status, _ in found] == [200, 200]
+        assert [answer["choices"][0]["message"]["content"] for _, answer in found] == ["one", "two"]
+
+
+@pytest.mark.parametrize("filler", [b"x-a: b\r\n", b"b"])
+async def test_a_head_without_end_ends_its_connection(codec: TurnCodec, filler: bytes):
+    async with serving(codec, [{"text": "one"}]) as serve:
+        big = post("x-big: " + "b" * (MAX_HEAD_BYTES // 2))
+        found = await answers(serve.server.port, big + big + post(), 3)  # each head counts for itself
+        assert [status for status, _ in found] == [200, 200, 200]
+        reader, writer = await asyncio.open_connection("127.0.0.1", serve.server.port)
+        start = post().split(b"content-length")[0]
+        writer.write(start + (filler * MAX_HEAD_BYTES)[: MAX_HEAD_BYTES + 1 - len(start)])
+        assert (await reader.readline()).split()[1] == b"400"
+        assert b"larger than" in await reader.read()
+        assert len(serve.session("s").requests) == 3
+        writer.close()
+
+
+async def test_a_websocket_is_refused_at_once(codec: TurnCodec):
+    head = b"GET /agentic_api/v1/responses HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n"
+    async with serving(codec, [{"text": "one"}]) as serve:
+        ((status, answer),) = await answers(serve.server.port, head, 1)
+        assert status == 426 and answer["error"]["code"] == "no_websocket"
+
+
+async def test_a_session_that_ends_while_a_request_comes_in_settles_it(codec: TurnCodec):
+    async with serving(codec, [{"text": "one"}]) as serve:
+        data = post()
+        reader, writer = await asyncio.open_connection("127.0.0.1", serve.server.port)
+        writer.write(data[:-5])
+        await until(lambda: "s" in serve.opened)
+        session = serve.session("s")
+        await serve.registry.finish("s", b"")
+        (record,) = session.requests
+        assert (record.http_status, record.error_code) == (404, "session_ended") and record.latency_s is not None
+        before = record.latency_s
+        writer.write(data[-5:])
+        assert (await reader.readline()).split()[1] == b"404"
+        assert record.latency_s == before  # what was handed to the ledger does not change any more
+        writer.close()
+
+
+async def test_no_request_opens_a_session_while_all_are_being_ended(codec: TurnCodec):
+    async with serving(codec, [{"text": "one"}]) as serve:
+        await serve.chat("s", HI)
+        closing = asyncio.create_task(serve.registry.close())
+        late = await serve.post("late", {"messages": HI})
+        assert [session.session_id for session in await closing] == ["s"]
+        assert (late.status_code, late.json()["error"]["code"]) == (404, "session_ended")
+        assert (await serve.post("later", {"messages": HI})).status_code == 404
+        assert list(serve.opened) == ["s"] and serve.registry.live_ids == []
+
+
+async def test_a_lost_client_of_an_ended_session_changes_nothing(codec: TurnCodec):
+    async with serving(codec, [{"text": "one"}]) as serve:
+        _, writer = await asyncio.open_connection("127.0.0.1", serve.server.port)
+        writer.write(post()[:-5])
+        await until(lambda: "s" in serve.opened)
+        (record,) = serve.session("s").requests
+        await serve.registry.finish("s", b"")
+        writer.transport.abort()
+        await serve.chat("t", HI)
+        assert record.error_code == "session_ended"
+
+
+async def test_a_mistake_of_our_own_is_told_in_the_protocols_shape_and_recorded(
+    codec: TurnCodec, monkeypatch: pytest.MonkeyPatch
+):
+    async with serving(codec, [{"text": "one"}]) as serve:
+
+        async def broken(*_: object) -> None:
+            raise IndexError("list index out of range")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(serve.turns, "prepare", broken)
+            answer = await serve.post("s", {"messages": HI})
+        assert answer.status_code == 500
+        assert answer.json()["error"]["code"] == "internal_error" and "index" not in answer.text
+        await serve.chat("s", HI)
+        assert [(r.http_status, r.error_code) for r in serve.session("s").requests] == [
+            (500, "internal_error"),
+            (200, None),
+        ]
+
+
+@pytest.mark.parametrize("logprob", [-1e39, 5.0])
+async def test_log_probs_that_are_none_are_an_engine_fault(codec: TurnCodec, logprob: float):
+    good = {"text": "fine"}
+    async with serving(codec, [{"ids": [5, 6], "logprobs": [logprob, -0.1], "append_eos": False}, good]) as serve:
+        await serve.chat("s", HI)
+        assert serve.turns.counters["engine_fault"] == 1
+        assert list(serve.responses("s")[0].sampled) == [*codec.encode_sampled("fine"), codec.end_of_turn_id()]
+        assert "log-probs from" in (serve.session("s").attempts[0].error or "")
