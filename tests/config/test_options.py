@@ -67,7 +67,7 @@ def test_resolved_options_survive_their_own_file(tmp_path: Path) -> None:
         (["--rollout-top-p", "1.5"], "at most 1"),
         (["--engine", "sglang"], "not built"),
         (["--engine", "magic"], "one of torch, scripted"),
-        (["--agentic-echo-match", "lenient"], "not built"),
+        (["--agentic-echo-match", "loose"], "one of lenient, exact"),
         (["--advantage-estimator", "rloo"], "not built"),
         (["--apply-chat-template-kwargs", "[1]"], "JSON object"),
         (["--gateway-port", "70000"], "at most 65535"),

@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from dialect_input import JSON, BodyReader, messages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silva.gateway.chat import ChatDialect
-from silva.gateway.dialect import ModelRequest
 from silva.gateway.history import MAX_PLAIN_BYTES, HistoryCache
 from silva.state.identity import message_digest, root_key
 from silva.types.errors import RequestError
@@ -19,20 +19,8 @@ from silva.types.messages import Message
 USER = {"role": "user", "content": "hi"}
 
 
-def parse(body: Any, history: HistoryCache | None = None) -> ModelRequest:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return ChatDialect().parse(data, HistoryCache() if history is None else history)
-
-
-def messages_of(request: ModelRequest) -> tuple[Message, ...]:
-    return request.messages_between(0, len(request.digests))
-
-
-def refusal(body: Any) -> RequestError:
-    with pytest.raises(RequestError) as caught:
-        parse(body)
-    assert 400 <= caught.value.status < 500
-    return caught.value
+BODIES = BodyReader(ChatDialect())
+parse, refusal = BODIES.parse, BODIES.refusal
 
 
 @pytest.mark.parametrize(
@@ -216,11 +204,6 @@ def test_the_cache_is_bounded_and_holds_no_long_text():
     assert all(len(key) <= MAX_PLAIN_BYTES for key in history._digests)
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
 MESSAGE = st.fixed_dictionaries(
     {},
     optional={
@@ -249,16 +232,7 @@ BODY = st.fixed_dictionaries(
 @settings(max_examples=120, deadline=None)
 @given(BODY)
 def test_any_json_is_read_or_refused_with_its_place(body: dict[str, Any]):
-    history = HistoryCache()
-    try:
-        request = parse(body, history)
-    except RequestError as error:
-        assert 400 <= error.status < 500 and str(error)
-        return
-    messages = messages_of(request)
-    assert [message_digest(message) for message in messages] == request.digests
-    root_key(request.conversation)
-    assert parse(body, history).digests == request.digests == parse(body).digests
+    BODIES.read_or_refuse(body, HistoryCache())
 
 
 @settings(max_examples=150, deadline=None)

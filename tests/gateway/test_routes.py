@@ -56,18 +56,22 @@ async def test_a_websocket_upgrade_is_refused_at_once(codec: TurnCodec):
 
 
 @pytest.mark.parametrize(
-    ("path", "key"), [("/v1/responses", "error"), ("/v1/messages", "type"), ("/v1/messages/count_tokens", "type")]
+    ("path", "keys"),
+    [
+        ("/v1/chat/completions", {"error"}),
+        ("/v1/responses", {"error"}),
+        ("/v1/messages", {"type", "error"}),
+        ("/v1/messages/count_tokens", {"type", "error"}),
+    ],
 )
-async def test_protocols_that_are_not_built_say_so_in_their_own_shape(codec: TurnCodec, path: str, key: str):
+async def test_each_protocol_refuses_in_its_own_shape(codec: TurnCodec, path: str, keys: set[str]):
     async with serving(codec, OK) as serve:
-        answer = await serve.post("s", {"model": "m", "input": "hi"}, path=path)
-        assert answer.status_code == 400
-        assert key in answer.json()
-        assert "not built yet" in answer.json()["error"]["message"]
-        missing = await serve.http.post(serve.base_url + path, json={})
-        assert missing.status_code == 401
-        if key == "type":
-            assert missing.json()["error"]["type"] == "authentication_error"
+        answer = await serve.http.post(serve.base_url + path, json={})
+        assert answer.status_code == 401
+        assert keys <= set(answer.json())
+        assert answer.json()["error"]["type"] == "authentication_error"
+        empty = await serve.post("s", {"model": "m"}, path=path)
+        assert (empty.status_code, empty.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 async def test_credentials_are_checked_before_the_body(codec: TurnCodec):

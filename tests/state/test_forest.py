@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from char_codec import END, CharCodec, ids_of, text_of, twin
 
-from silva.state.forest import Node, Placement, SessionForest
+from silva.state.forest import MAX_SPELLINGS, Node, Placement, SessionForest
 from silva.state.identity import message_digest
 from silva.state.lineage import build_sample, linear_leaf, node_records
 from silva.state.parsers import TurnParser
@@ -40,9 +40,11 @@ class Talk:
 
     codec: CharCodec = field(default_factory=CharCodec)
     forest: SessionForest = field(default_factory=SessionForest)
+    lenient: bool = False
 
     def ask(self, *history: Message, conversation: Conversation = PLAIN) -> Placement:
-        match = self.forest.match(conversation, [message_digest(message) for message in history])
+        digests = [message_digest(message) for message in history]
+        match = self.forest.match(conversation, digests, history.__getitem__, self.lenient)
         return place_turn(self.codec, match, lambda start, stop: tuple(history[start:stop]))
 
     def answer(self, placement: Placement, text: str, *, cut: bool = False, stop: str | None = None) -> Node:
@@ -324,3 +326,48 @@ def test_a_failed_generation_leaves_nothing() -> None:
     talk.answer(talk.ask(user("u")), "a")
     talk.ask(user("u"), said("a"), user("v"))
     assert len(talk.forest.nodes) == 3
+
+
+def test_what_is_known_as_it_stands_goes_before_a_repair() -> None:
+    talk = Talk(lenient=True)
+    shot = talk.answer(talk.ask(user("u"), said(" a "), user("v")), "x")
+    talk.answer(talk.ask(user("u")), "a")
+    again = talk.ask(user("u"), said(" a "), user("v"), said("x"), user("w"))
+    assert (again.match.parent, again.match.repairs) == (shot, [])
+
+
+def test_a_match_with_repairs_changes_nothing_until_it_is_committed() -> None:
+    talk = Talk(lenient=True)
+    first = talk.answer(talk.ask(user("u")), " a ")
+    one, two = talk.ask(user("u"), said("a"), user("v")), talk.ask(user("u"), said("a"), user("v"))
+    assert one.match.repairs == two.match.repairs == ["blanks"]
+    assert one.match.parent is first
+    talk.lenient = False
+    assert talk.ask(user("u"), said("a"), user("v")).match.num_matched == 1
+    talk.answer(one, "b")
+    known = talk.ask(user("u"), said("a"), user("v"), said("b"), user("w"))
+    assert (known.match.kind, known.match.repairs, known.match.num_matched) == ("append", [], 4)
+
+
+def test_an_answer_takes_over_the_spelling_of_a_lossy_echo() -> None:
+    talk = Talk(lenient=True)
+    talk.answer(talk.ask(user("u")), " a ")
+    talk.answer(talk.ask(user("u"), said("a"), user("v")), "b")
+    exact = talk.answer(talk.ask(user("u")), "a")
+    assert talk.ask(user("u"), said("a"), user("w")).match.parent is exact
+
+
+def test_ever_new_ids_are_repaired_again_but_not_all_remembered() -> None:
+    talk = Talk(lenient=True)
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    first = talk.answer(talk.ask(user("u")), call)
+    asked = first.messages[0]
+    for number in range(MAX_SPELLINGS + 8):
+        echo = replace(asked, tool_calls=(replace(asked.tool_calls[0], id=f"n{number}"),))
+        result = replace(tool("r"), tool_call_id=f"n{number}")
+        placement = talk.ask(user("u"), echo, result)
+        assert (placement.match.repairs, placement.match.is_full) == (["call_ids"], number > 0)
+        talk.answer(placement, "ok")
+        unknown = talk.forest.unknown_spellings(placement.match)
+        assert len(unknown) == (number >= MAX_SPELLINGS)
+    assert sum(node.kind == "observation" for node in talk.forest.nodes) == 2

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 from char_codec import END, OTHER_END, CharCodec, assistant_text, ids_of, text_of, twin
+from forest_reference import History, Pending, Reference, State, Turn
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from silva.state.forest import Match, Node, Placement, SessionForest
+from silva.state.forest import Match, Node, SessionForest
 from silva.state.identity import canonical_arguments, chain_keys, message_digest, root_key
 from silva.state.lineage import build_sample, linear_leaf, node_records
 from silva.state.parsers import TurnParser
@@ -34,8 +35,6 @@ CONVERSATIONS = (
     Conversation(template_kwargs={"enable_thinking": False}),
 )
 PARSER = TurnParser(reasoning=True, tool_calls=True)
-History = tuple[Message, ...]
-Spelled = tuple[object, ...]
 
 words = st.sampled_from(["", "a", "b", "a b", "é🙂"])
 users = words.map(lambda text: Message(role="user", content=text))
@@ -53,95 +52,9 @@ sampled_messages = st.builds(
 version_lists = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), min_size=1, max_size=3)
 
 
-def spell(message: Message) -> tuple[object, ...]:
-    calls = tuple((call.id, call.name, canonical_arguments(call.arguments)) for call in message.tool_calls)
-    return (message.role, message.content, message.reasoning, calls, message.tool_call_id)
-
-
-@dataclass(kw_only=True, eq=False)
-class State:
-    """A committed state.
-
-    `text` is everything up to its end, `said` what the model wrote since its last opening, `turn` the last sampled turn
-    at or above it.
-    """
-
-    own: History
-    text: str
-    closed: bool
-    turn: Turn | None
-    is_turn: bool
-    said: str = ""
-
-
-@dataclass(kw_only=True, eq=False)
-class Turn:
-    request_id: str
-    conversation: int
-    request: History
-    reply: Message
-    state: State
-    above: Turn | None
-    input_ids: list[int]
-    sampled: list[int]
-    logprobs: list[float]
-    versions: list[int]
-    cut: bool
-    node: Node
-    is_continued: bool = False
-
-    def lineage(self) -> list[Turn]:
-        turns: list[Turn] = []
-        turn: Turn | None = self
-        while turn is not None:
-            turns.append(turn)
-            turn = turn.above
-        return turns[::-1]
-
-
-@dataclass(kw_only=True, eq=False)
-class Pending:
-    """A request that was matched and placed, and whose tokens have not come yet."""
-
-    conversation: int
-    request: History
-    placement: Placement
-    base: State | None
-    own: History
-    text: str
-    continues: bool
-
-
-@dataclass(kw_only=True)
-class Reference:
-    """States by conversation and spelled history. An alias gives way to a state that owns the same spelling."""
-
-    states: dict[tuple[int, Spelled], State] = field(default_factory=dict)
-    owned: set[tuple[int, Spelled]] = field(default_factory=set)
-
-    def resolve(self, conversation: int, history: History) -> tuple[State | None, int, History]:
-        """The longest known prefix, its length, and the history with that prefix as the state itself spells it."""
-        found: State | None = None
-        length = 0
-        own: History = ()
-        for index, message in enumerate(history):
-            own = (*own, message)
-            state = self.states.get((conversation, tuple(spell(m) for m in own)))
-            if state is not None:
-                found, length, own = state, index + 1, state.own
-        return found, length, own
-
-    def add(self, conversation: int, own: History, state: State, *, alias: bool = False) -> None:
-        key = (conversation, tuple(spell(m) for m in own))
-        if alias and key in self.owned:
-            return
-        self.states[key] = state
-        if not alias:
-            self.owned.add(key)
-
-
 class ForestMachine(RuleBasedStateMachine):
     codec = CharCodec()
+    lenient = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,6 +87,27 @@ class ForestMachine(RuleBasedStateMachine):
         turn = data.draw(st.sampled_from(self.turns))
         history = self.echo(turn, joined=data.draw(st.booleans()), spaced=spaced)
         self.request(turn.conversation, (*history, *tail))
+
+    @precondition(lambda self: self.turns)
+    @rule(data=st.data(), losses=st.integers(0, 255), tail=users, names=st.sampled_from(["n", "m"]))
+    def lossy(self, data: st.DataObject, losses: int, tail: Message, names: str) -> None:
+        """What a client sends back that trims or pads texts, drops reasoning, and names calls its own way."""
+        turn = data.draw(st.sampled_from(self.turns))
+        history: list[Message] = []
+        new: dict[str, str] = {}
+        for index, message in enumerate(self.echo(turn, joined=losses % 3 == 0, spaced=False)):
+            if message.role == "assistant" and losses >> index % 4 & 1:
+                new = {call.id: f"{names}{at}" for at, call in enumerate(message.tool_calls) if losses & 32}
+                calls = tuple(replace(call, id=new.get(call.id, call.id)) for call in message.tool_calls)
+                content = f" {message.content}\n" if losses & 64 else message.content.strip()
+                reasoning = message.reasoning if losses & 16 else ""
+                message = replace(message, content=content, reasoning=reasoning, tool_calls=calls)
+            elif message.tool_call_id in new:
+                message = replace(message, tool_call_id=new[message.tool_call_id])
+            history.append(message)
+        last = history[-1].tool_calls
+        result = [Message(role="tool", content="r", tool_call_id=call.id) for call in last] if losses & 128 else []
+        self.request(turn.conversation, (*history, *result, tail))
 
     @precondition(lambda self: self.turns)
     @rule(data=st.data())
@@ -238,14 +172,18 @@ class ForestMachine(RuleBasedStateMachine):
     # ---- one turn, as the serving side does it
 
     def match(self, conversation: int, history: History) -> tuple[Match, Callable[[int, int], History]]:
-        match = self.forest.match(CONVERSATIONS[conversation], [message_digest(m) for m in history])
+        digests = [message_digest(m) for m in history]
+        match = self.forest.match(CONVERSATIONS[conversation], digests, history.__getitem__, self.lenient)
         return match, lambda start, stop: history[start:stop]
 
     def request(self, conversation: int, history: History) -> None:
-        base, length, own = self.reference.resolve(conversation, history)
+        base, length, own, repaired = self.reference.resolve(conversation, history, self.lenient)
         before = len(self.forest.nodes)
         match, between = self.match(conversation, history)
         assert match.num_matched == length
+        assert len(match.aliases) == len(repaired) and all(alias.repair.kinds for alias in match.aliases)
+        renames = [dict(alias.repair.renames) for alias in match.aliases]
+        assert renames == [names for _, _, names in repaired]
         assert match.is_full == (length == len(history))
         if base is None:
             assert match.kind == "root"
@@ -267,6 +205,7 @@ class ForestMachine(RuleBasedStateMachine):
                 own=own,
                 text=text,
                 continues=continues,
+                repaired=repaired,
             )
         )
 
@@ -352,6 +291,7 @@ class ForestMachine(RuleBasedStateMachine):
     def note(
         self, pending: Pending, node: Node, reply: Message, result: GenerateResult, by_id: list[int], request_id: str
     ) -> None:
+        self.reference.learn(pending.conversation, pending.repaired)
         base, whole = pending.base, node.messages[0]
         before = pending.own[:-1] if pending.continues else pending.own
         said = text_of(i for i in result.ids if i not in self.codec.stop_ids)
@@ -390,8 +330,10 @@ class ForestMachine(RuleBasedStateMachine):
             self.note_observation(pending, above, node)
         self.turns.append(turn)
         self.reference.add(pending.conversation, state.own, state)
+        self.reference.answered(pending.conversation, before, whole, state)
         if pending.continues:
             self.reference.add(pending.conversation, (*pending.own, reply), state, alias=True)
+            self.reference.answered(pending.conversation, pending.own, reply, state)
 
     def note_observation(self, pending: Pending, above: Turn | None, node: Node) -> None:
         assert node.parent is not None and node.parent.kind == "observation"
@@ -516,6 +458,12 @@ class JoiningMachine(ForestMachine):
     codec = CharCodec(join_users=True, prefill="<think>\n")
 
 
+class LenientMachine(ForestMachine):
+    """The same histories where lossy echoes are the turns that they were."""
+
+    lenient = True
+
+
 SETTINGS = settings(
     max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -523,3 +471,5 @@ TestForest = ForestMachine.TestCase
 TestForest.settings = SETTINGS
 TestJoiningForest = JoiningMachine.TestCase
 TestJoiningForest.settings = SETTINGS
+TestLenientForest = LenientMachine.TestCase
+TestLenientForest.settings = SETTINGS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -28,6 +29,8 @@ from silva.types.generation import check_spans
 from silva.types.rollout import ExportRecord, TrainingSample
 
 Json = dict[str, Any]
+ECHO_MATCH = os.environ.get("SILVA_TEST_ECHO_MATCH", "lenient")
+"""What every test that does not say otherwise runs with, so that the whole suite can run under either."""
 
 
 class Serve:
@@ -128,7 +131,7 @@ async def serving(
 ) -> AsyncIterator[Serve]:
     """Run a gateway on these script lines until the block ends."""
     clock = clock or SystemClock()
-    settings = {"retry_delays_s": (0.001, 0.001, 0.001), **settings}
+    settings = {"retry_delays_s": (0.001, 0.001, 0.001), "echo_match": ECHO_MATCH, **settings}
     with tempfile.TemporaryDirectory(prefix="silva-serve-") as folder:
         path, log = Path(folder) / "script.jsonl", Path(folder) / "engine.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in script))

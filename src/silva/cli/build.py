@@ -114,6 +114,7 @@ def turn_settings(config: RunConfig) -> TurnSettings:
         max_context_len=config.rollout_max_context_len,
         seed=config.seed,
         codec_mode="rerender" if config.agentic_codec == "rerender" else "proven",
+        echo_match="exact" if config.agentic_echo_match == "exact" else "lenient",
         engine_timeout_s=config.engine_timeout_s,
     )
 
@@ -329,7 +330,8 @@ def serving_counters(runtime: Runtime) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, count in runtime.turns.counters.items():
         kind = name.removeprefix("match_")
-        numbers[f"forest/{kind}" if kind != name else f"gateway/{name}"] = float(count)
+        forest = kind != name or name.startswith("repair_")
+        numbers[f"forest/{kind}" if forest else f"gateway/{name}"] = float(count)
     for name, count in runtime.engine.usage().counters.items():
         numbers[f"engine/{name}"] = float(count)
     return numbers

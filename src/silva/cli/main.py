@@ -16,6 +16,7 @@ COMMANDS = {
     "rollout": "Run agents and write their samples, without training.",
     "serve": "Serve the model API and an engine alone.",
     "show": "Print a run, or one session of it.",
+    "explain": "Tell why the requests of a session left its known history.",
     "check": "Check options, dataset, chat template and agent command before a run.",
 }
 
@@ -30,6 +31,10 @@ def build_parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         if name == "show":
             _add_show(sub)
+            continue
+        if name == "explain":
+            sub.add_argument("run_dir", help="Folder of a run, live or finished.")
+            sub.add_argument("session_id", help="The session.")
             continue
         sub.add_argument("--config", help="TOML file of options, by their names with underscores.")
         if name == "train":

@@ -135,10 +135,10 @@ class RunConfig:
     agentic_echo_match: str = opt(
         "matching",
         "choice",
-        "exact",
-        "How an echoed assistant message is compared with what was sent.",
-        choices=("exact",),
-        later_choices=("lenient",),
+        "lenient",
+        "How an echoed assistant message is compared with what was sent; lenient forgives trimmed blanks, dropped "
+        "reasoning and renamed call ids.",
+        choices=("lenient", "exact"),
     )
     agentic_export: str = opt(
         "matching",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from silva.gateway.chat import ChatDialect
-from silva.gateway.dialect import ApiError, Dialect
+from silva.gateway.dialect import ApiError, CountingDialect, Dialect
 from silva.gateway.exchange import ModelEndpoint
 from silva.gateway.http import (
     BodyTooLarge,
@@ -21,9 +21,10 @@ from silva.gateway.http import (
     read_request_body,
     send_json,
 )
+from silva.gateway.messages import MessagesDialect
+from silva.gateway.responses import ResponsesDialect
 from silva.gateway.sessions import SessionRegistry
 from silva.gateway.turns import TurnService
-from silva.gateway.unbuilt import MessagesDialect, ResponsesDialect
 from silva.types.clock import Clock
 
 MOUNT = "/agentic_api"
@@ -47,6 +48,12 @@ class GatewayApp:
         self._registry = registry
         self._endpoint = ModelEndpoint(registry, turns, clock)
         self._dialects = {route: dialect for dialect in dialects for route in dialect.routes}
+        self._counting = {
+            route: dialect
+            for dialect in dialects
+            if isinstance(dialect, CountingDialect)
+            for route in dialect.count_routes
+        }
         self._fallback = dialects[0]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,7 +66,7 @@ class GatewayApp:
             await send_json(send, 200, b'{"status":"ok"}')
         elif not mounted:
             await self._refuse(404, "not_found", f"no route {path}; the API lies under {MOUNT}", send)
-        elif resource in self._dialects:
+        elif resource in self._dialects or resource in self._counting:
             await self._model_route(resource, scope, receive, send)
         elif resource == "models" or resource.startswith("models/"):
             await send_json(send, 200, _models(resource))
@@ -69,9 +76,13 @@ class GatewayApp:
             await self._refuse(404, "not_found", f"no route {path}", send)
 
     async def _model_route(self, resource: str, scope: Scope, receive: Receive, send: Send) -> None:
-        dialect = self._dialects[resource]
+        counting = self._counting.get(resource)
+        dialect = counting or self._dialects[resource]
         if scope["method"] == "POST":
-            await self._endpoint.serve(dialect, scope, receive, send)
+            if counting is not None:
+                await self._endpoint.count(counting, scope, receive, send)
+            else:
+                await self._endpoint.serve(dialect, scope, receive, send)
             return
         if (header(scope, b"upgrade") or "").lower() == "websocket":
             error = ApiError(status=426, code="no_websocket", message="websockets are not spoken here; use HTTP POST")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from silva.gateway.history import HistoryCache
 from silva.state.turns import MessagesBetween
@@ -13,6 +13,10 @@ from silva.types.messages import Conversation, Message
 from silva.types.rollout import TokenUsage
 
 RETRY_HEADER = (b"x-should-retry", b"false")
+
+
+def _message_path(index: int) -> str:
+    return f"messages[{index}]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +30,8 @@ class TurnOptions:
     seed: int | None = None
     logprobs: bool = False
     ignored_fields: tuple[str, ...] = ()
+    object_calls: bool = False
+    """Calls can only be told with an object of arguments; others are told as text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +42,12 @@ class ModelRequest:
     conversation: Conversation
     digests: list[bytes]
     messages_between: MessagesBetween
+    path_of: Callable[[int], str] = _message_path
+    """Where in the body a canonical message stands."""
+
+    def message_at(self, index: int) -> Message:
+        """One message of the history."""
+        return self.messages_between(index, index + 1)[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,24 +61,34 @@ class TokenLogprob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnReply:
-    """A committed turn, ready to be told. `message` is the new part of the assistant's turn."""
+    """A committed turn, ready to be told. `message` is the new part of the assistant's turn.
+
+    `matched_stop` is the stop string that ended it, where one did.
+    """
 
     request_id: str
     created_s: float
     message: Message
     finish: FinishReason
     usage: TokenUsage
+    matched_stop: str | None = None
     logprobs: Sequence[TokenLogprob] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiError:
-    """An answer that is no turn. `code` is a stable word, `field` the path of the offending value."""
+    """An answer that is no turn. `code` is a stable word, `field` the path of the offending value.
+
+    The rest is told of a stream that failed: which request it was, the model's name and the time.
+    """
 
     status: int
     code: str
     message: str
     field: str | None = None
+    request_id: str = ""
+    model: str = "model"
+    created_s: float = 0.0
 
 
 class Dialect(Protocol):
@@ -110,4 +132,22 @@ class Dialect(Protocol):
 
     def stream_error(self, error: ApiError) -> bytes:
         """The frames that end a stream which failed."""
+        ...
+
+
+@runtime_checkable
+class CountingDialect(Dialect, Protocol):
+    """A protocol whose clients can also ask how many tokens a request takes."""
+
+    @property
+    def count_routes(self) -> tuple[str, ...]:
+        """Resource paths, without any prefix."""
+        ...
+
+    def parse_count(self, body: bytes, history: HistoryCache) -> ModelRequest:
+        """As `parse`, for the body of such a question."""
+        ...
+
+    def render_count(self, num_tokens: int) -> bytes:
+        """The JSON answer."""
         ...

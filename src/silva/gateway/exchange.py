@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeVar
 
-from silva.gateway.dialect import RETRY_HEADER, ApiError, Dialect, TurnReply
+from silva.gateway.dialect import RETRY_HEADER, ApiError, CountingDialect, Dialect, TurnReply
 from silva.gateway.http import (
     MAX_BODY_BYTES,
     BodyTooLarge,
@@ -26,6 +29,7 @@ from silva.types.clock import Clock
 from silva.types.errors import EngineFault, RequestError
 from silva.types.rollout import RequestRecord
 
+T = TypeVar("T")
 log = logging.getLogger("silva.gateway")
 
 _ENDED = ApiError(status=404, code=SESSION_ENDED, message="this session has ended; it takes no more requests")
@@ -52,12 +56,8 @@ class ModelEndpoint:
         self._clock = clock
 
     async def serve(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
-        token = credential(scope)
-        live = self._registry.find(token) if token else None
+        live = await self._admit(dialect, scope, receive, send)
         if live is None:
-            refused = _ENDED if token and self._registry.has_ended(token) else _UNKNOWN
-            await self._drain(scope, receive)
-            await _send_error(dialect, refused, send)
             return
         record = live.begin_request(dialect.name)
         prepared = await self._prepare(dialect, live, record, scope, receive)
@@ -68,6 +68,32 @@ class ModelEndpoint:
             await _send_error(dialect, prepared, send)
             return
         await self._answer(dialect, live, record, prepared, receive, send)
+
+    async def count(self, dialect: CountingDialect, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer how many tokens a request takes. It is no turn: nothing of it enters the records."""
+        live = await self._admit(dialect, scope, receive, send)
+        if live is None:
+            return
+
+        async def count(body: bytes) -> int:
+            request = dialect.parse_count(body, live.history(dialect.name))
+            return await self._turns.count_tokens(live, request)
+
+        outcome = await self._read("a token count", live, scope, receive, count)
+        if isinstance(outcome, ApiError):
+            await _send_error(dialect, outcome, send)
+        elif outcome is not None:
+            await send_json(send, 200, dialect.render_count(outcome))
+
+    async def _admit(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> LiveSession | None:
+        """The session of the request's credential. None: there is none, and the client was told so."""
+        token = credential(scope)
+        live = self._registry.find(token) if token else None
+        if live is None:
+            refused = _ENDED if token and self._registry.has_ended(token) else _UNKNOWN
+            await self._drain(scope, receive)
+            await _send_error(dialect, refused, send)
+        return live
 
     async def _drain(self, scope: Scope, receive: Receive) -> None:
         """Take the body of a refused request off the connection, so that the client can read the refusal."""
@@ -80,26 +106,37 @@ class ModelEndpoint:
         self, dialect: Dialect, live: LiveSession, record: RequestRecord, scope: Scope, receive: Receive
     ) -> PreparedTurn | ApiError | None:
         """Read, validate and place a request. None: the client is gone. The body is let go when this returns."""
+
+        async def prepare(body: bytes) -> PreparedTurn:
+            request = dialect.parse(body, live.history(dialect.name))
+            record.stream = request.options.stream
+            record.ignored_fields = list(request.options.ignored_fields)
+            return await self._turns.prepare(live, request, record)
+
+        prepared = await self._read(f"request {record.request_id}", live, scope, receive, prepare)
+        if prepared is None and not live.session.ended:
+            record.error_code = "client_disconnected"
+        return prepared
+
+    async def _read(
+        self, name: str, live: LiveSession, scope: Scope, receive: Receive, work: Callable[[bytes], Awaitable[T]]
+    ) -> T | ApiError | None:
+        """Read the body and work on it. None: the client is gone. `name` stands for the request in the log."""
         try:
             body = await read_request_body(scope, receive)
             if live.session.ended:
                 return _ENDED
-            request = dialect.parse(body, live.history(dialect.name))
-            record.stream = request.options.stream
-            record.ignored_fields = list(request.options.ignored_fields)
-            prepared = await self._turns.prepare(live, request, record)
+            result = await work(body)
         except ClientGone:
-            if not live.session.ended:
-                record.error_code = "client_disconnected"
             return None
         except BodyTooLarge:
             return _TOO_LARGE
         except RequestError as error:
             return ApiError(status=error.status, code=error.code, message=str(error), field=error.field)
         except Exception:  # a broken promise of our own is told, logged and recorded like any other end of a request
-            log.exception("request %s failed inside the gateway", record.request_id)
+            log.exception("%s failed inside the gateway", name)
             return _BROKEN
-        return _ENDED if live.session.ended else prepared
+        return _ENDED if live.session.ended else result
 
     async def _answer(
         self,
@@ -128,7 +165,10 @@ class ModelEndpoint:
             else:
                 await send_json(send, 200, dialect.render(options, outcome), headers)
         elif options.stream:
-            await send_body(send, dialect.stream_error(outcome))
+            failure = replace(
+                outcome, request_id=record.request_id, model=options.model, created_s=self._clock.wall_s()
+            )
+            await send_body(send, dialect.stream_error(failure))
         else:
             await _send_error(dialect, outcome, send, headers)
 

@@ -1,26 +1,48 @@
-"""Digests of messages that a session has sent before, so that an unchanged history is not read again."""
+"""What a session sent or was given before: an unchanged history is not read again, a named item is found."""
 
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
-from silva.types.messages import Conversation
+from silva.state.identity import message_digest
+from silva.state.turns import MessagesBetween
+from silva.types.messages import Conversation, Message
 
+K = TypeVar("K")
+V = TypeVar("V")
 MAX_PLAIN_BYTES = 96
 MAX_ENTRIES = 1 << 15
+MAX_ITEMS = 1 << 13
+MAX_MESSAGES_AN_ITEM = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PastMessages:
+    """A request's history in canonical form. `item_of` tells from which raw item a canonical message came."""
+
+    digests: list[bytes]
+    messages_between: MessagesBetween
+    item_of: Callable[[int], int]
 
 
 class HistoryCache:
-    """Raw JSON bytes of a message -> digest of its canonical form; one cache per session and protocol.
+    """Raw JSON bytes of an item -> digests of its canonical messages; one cache per session and protocol.
 
-    Holds hashes only, never message text of any length. When full, the older half goes.
+    Of what was sent it holds hashes only, never message text of any length; of what was given, items by their id (the
+    texts are those of the committed turns). When either is full, its older half goes.
     """
 
-    def __init__(self, max_entries: int = MAX_ENTRIES):
-        self._digests: dict[bytes, bytes] = {}
+    def __init__(self, max_entries: int = MAX_ENTRIES, max_items: int = MAX_ITEMS):
+        self._digests: dict[bytes, tuple[bytes, ...]] = {}
+        self._items: dict[str, Message] = {}
         self._max_entries = max_entries
+        self._max_items = max_items
         self._conversation: tuple[bytes, Conversation, tuple[str, ...]] | None = None
 
     @staticmethod
@@ -31,14 +53,63 @@ class HistoryCache:
             return bytes(data)
         return b"#" + hashlib.blake2b(data, digest_size=16).digest()
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes) -> tuple[bytes, ...] | None:
         return self._digests.get(key)
 
-    def put(self, key: bytes, digest: bytes) -> None:
-        if len(self._digests) >= self._max_entries:
-            for old in list(self._digests)[: self._max_entries // 2]:
-                del self._digests[old]
-        self._digests[key] = digest
+    def put(self, key: bytes, digests: tuple[bytes, ...]) -> None:
+        """Remember an item. One that is very many messages is read again each time: entries are to be small."""
+        if len(digests) <= MAX_MESSAGES_AN_ITEM:
+            _make_room(self._digests, self._max_entries)
+            self._digests[key] = digests
+
+    def read(
+        self, count: int, key_of: Callable[[int], bytes], project: Callable[[int], Message]
+    ) -> tuple[list[bytes], MessagesBetween]:
+        """Digests of `count` messages, and a way to their canonical forms. Projects those that were never seen."""
+        past = self.read_items(count, key_of, lambda index: (project(index),))
+        return past.digests, past.messages_between
+
+    def read_items(
+        self, count: int, key_of: Callable[[int], bytes], project: Callable[[int], tuple[Message, ...]]
+    ) -> PastMessages:
+        """As `read`, for raw items that each stand for one or more messages."""
+        digests: list[bytes] = []
+        starts: list[int] = []
+        known: dict[int, tuple[Message, ...]] = {}
+        for index in range(count):
+            key = key_of(index)
+            found = self.get(key)
+            if found is None:
+                messages = known[index] = project(index)
+                found = tuple(message_digest(message) for message in messages)
+                self.put(key, found)
+            starts.append(len(digests))
+            digests.extend(found)
+
+        def item_of(at: int) -> int:
+            return bisect_right(starts, at) - 1
+
+        def messages_between(start: int, stop: int) -> tuple[Message, ...]:
+            if start >= stop:
+                return ()
+            first, last = item_of(start), item_of(stop - 1)
+            for index in range(first, last + 1):
+                if index not in known:
+                    known[index] = project(index)
+            if first == last:  # without a copy of an item that may hold a great many
+                return known[first][start - starts[first] : stop - starts[first]]
+            messages = tuple(message for index in range(first, last + 1) for message in known[index])
+            return messages[start - starts[first] : stop - starts[first]]
+
+        return PastMessages(digests=digests, messages_between=messages_between, item_of=item_of)
+
+    def keep_item(self, item_id: str, part: Message) -> None:
+        """Remember a part of an assistant message that the client was given under this id."""
+        _make_room(self._items, self._max_items)
+        self._items[item_id] = part
+
+    def item(self, item_id: str) -> Message | None:
+        return self._items.get(item_id)
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -61,3 +132,9 @@ class HistoryCache:
 
     def keep_conversation(self, key: bytes, conversation: Conversation, skipped: tuple[str, ...]) -> None:
         self._conversation = (key, conversation, skipped)
+
+
+def _make_room(entries: dict[K, V], limit: int) -> None:
+    if len(entries) >= limit:
+        for old in list(entries)[: limit // 2]:
+            del entries[old]

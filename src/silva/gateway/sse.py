@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 from typing import TypeVar
 
+import msgspec
+
 from silva.gateway.dialect import ApiError, Dialect, TurnOptions, TurnReply
 from silva.gateway.http import STREAM_HEADERS, Header, Receive, Send, send_body, send_start, wait_disconnect
 from silva.types.clock import Clock
+from silva.types.messages import JsonObject
 
 T = TypeVar("T")
 HEARTBEAT_S = 15.0
+
+
+def data_frame(value: JsonObject, event: str | None = None) -> bytes:
+    """One event with a JSON object as its data."""
+    named = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return named + b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 async def wait_turn(turn: asyncio.Task[T], receive: Receive) -> bool:

@@ -16,11 +16,13 @@ from silva.gateway.sessions import LiveSession
 from silva.inference.attempts import EngineClient, Generation, cut_ids, derived_seed
 from silva.inference.engine import Engine
 from silva.state.codec import TurnCodec
+from silva.state.difference import first_difference
+from silva.state.echo import EchoMatch
 from silva.state.forest import Match, Placement
 from silva.state.parsers import THINK_CLOSE, TurnParser
 from silva.state.turns import place_turn, read_turn
 from silva.types.clock import Clock
-from silva.types.errors import RequestError
+from silva.types.errors import RequestError, TransitionRefused
 from silva.types.generation import GenerateResult, SamplingParams
 from silva.types.messages import Message
 from silva.types.rollout import MatchKind, Mode, RequestRecord, TokenUsage
@@ -46,8 +48,9 @@ class SamplingSettings:
 class TurnSettings:
     """Settings of the turn service. `max_context_len` is in tokens; the smaller of it and the engine's own holds.
 
-    `seed` is that of the run (--seed). `codec_mode` rerender makes each turn a new root. `retry_delays_s`: one retry of
-    a failed engine call after each pause.
+    `seed` is that of the run (--seed). `codec_mode` rerender makes each turn a new root. `echo_match` lenient takes an
+    assistant message that lost something on its way back for the turn that it was; exact takes it for another.
+    `retry_delays_s`: one retry of a failed engine call after each pause.
     """
 
     train: SamplingSettings = field(default_factory=SamplingSettings)
@@ -55,6 +58,7 @@ class TurnSettings:
     max_context_len: int | None = None
     seed: int = 42
     codec_mode: CodecMode = "proven"
+    echo_match: EchoMatch = "lenient"
     engine_timeout_s: float = 300.0
     retry_delays_s: tuple[float, ...] = (0.5, 2.0, 5.0)
 
@@ -95,7 +99,7 @@ class TurnService:
 
     @property
     def counters(self) -> Counter[str]:
-        """Counts over all sessions: `match_<kind>`, `marker_mismatch`, and those of the engine client."""
+        """Counts over all sessions: `match_<kind>`, `repair_<kind>`, `marker_mismatch`, those of the engine client."""
         return self._client.counters
 
     async def abort_running(self, session_ids: Collection[str] | None = None) -> int:
@@ -108,17 +112,20 @@ class TurnService:
     async def prepare(self, live: LiveSession, request: ModelRequest, record: RequestRecord) -> PreparedTurn:
         """Match the request and form its tokens. Raises RequestError: a refused transition, or a full context."""
         session = live.session
-        match = session.forest.match(request.conversation, request.digests)
-        if self._settings.codec_mode == "rerender":
-            match = replace(match, parent=None, num_matched=0)
-        placement = await self._off_loop(partial(self._place, match, request))
-        # The placement stands even where other turns were committed meanwhile: nodes only ever come, none goes.
+        placement, num_prompt = await self._placed(live, request)
         match = placement.match
-        held = match.parent.num_tokens if match.parent else 0
-        num_prompt = held + len(placement.observation_ids) + len(placement.lead_ids)
         sampling = self._sampling(live, request.options, record, num_prompt)
         kind = match.kind
         record.match = kind
+        record.repairs = list[str](match.repairs)
+        if kind != "append" and self._settings.codec_mode == "proven":
+            record.difference = first_difference(
+                session.forest,
+                match,
+                request.message_at,
+                lenient=self._settings.echo_match == "lenient",
+                path_of=request.path_of,
+            )
         self.counters[f"match_{kind}"] += 1
         self.counters["marker_mismatch"] += placement.marker_mismatch
         session.first_request.set()
@@ -131,6 +138,26 @@ class TurnService:
             num_repairs=len(record.repairs),
             sampling=sampling,
         )
+
+    async def count_tokens(self, live: LiveSession, request: ModelRequest) -> int:
+        """How many tokens the engine would get for this request. Leaves no trace. Raises RequestError as `prepare`."""
+        return (await self._placed(live, request))[1]
+
+    async def _placed(self, live: LiveSession, request: ModelRequest) -> tuple[Placement, int]:
+        """Where the request's turn would hang, and the number of its prompt tokens."""
+        match = self._match(live, request)
+        placement = await self._off_loop(partial(self._place, match, request))
+        # The placement stands even where other turns were committed meanwhile: nodes only ever come, none goes.
+        parent = placement.match.parent
+        held = parent.num_tokens if parent else 0
+        return placement, held + len(placement.observation_ids) + len(placement.lead_ids)
+
+    def _match(self, live: LiveSession, request: ModelRequest) -> Match:
+        if self._settings.codec_mode == "rerender":
+            match = live.session.forest.match(request.conversation, request.digests)
+            return replace(match, parent=None, num_matched=0)
+        lenient = self._settings.echo_match == "lenient"
+        return live.session.forest.match(request.conversation, request.digests, request.message_at, lenient)
 
     async def generate(self, live: LiveSession, turn: PreparedTurn, record: RequestRecord) -> TurnReply:
         """Sample, read and commit a prepared turn. Nothing is written unless all of it worked.
@@ -160,6 +187,7 @@ class TurnService:
             message=message,
             finish=result.finish_reason,
             usage=usage,
+            matched_stop=result.matched_stop if isinstance(result.matched_stop, str) else None,
             logprobs=self._logprobs(result) if turn.options.logprobs else None,
         )
 
@@ -172,12 +200,22 @@ class TurnService:
             sibling = forest.next_sibling(placement.match.request_key)
 
             def read():
-                return read_turn(self._codec, self._parser, placement, result, sibling=sibling)
+                return read_turn(
+                    self._codec,
+                    self._parser,
+                    placement,
+                    result,
+                    sibling=sibling,
+                    object_calls=turn.options.object_calls,
+                )
 
             small = len(result.ids) <= MAX_INLINE_IDS and not placement.continues
             response, message = read() if small else await self._off_loop(read)
             response = replace(response, request_id=record.request_id, num_aborts=generation.num_aborts)
+            # A repair counts once, with the turn that makes the spelling known; a failed turn leaves it to the next.
+            repairs = [kind for alias in forest.unknown_spellings(placement.match) for kind in alias.repair.kinds]
             record.node_id = forest.commit(placement, response).node_id
+            self.counters.update(f"repair_{kind}" for kind in repairs)
         return message
 
     def _sampling(
@@ -216,7 +254,14 @@ class TurnService:
             longest_token=self._longest_token,
             encode=self._codec.encode_sampled,
         )
-        return place_turn(self._codec, match, request.messages_between)
+        try:
+            return place_turn(self._codec, match, request.messages_between)
+        except TransitionRefused as refused:
+            field = refused.field or ""
+            index = field.removeprefix("messages[").partition("]")[0]
+            if field.startswith("messages[") and index.isdigit():
+                field = request.path_of(int(index))
+            raise TransitionRefused(str(refused), field=field or None) from refused
 
     def _context_limit(self) -> int:
         return min(self._settings.max_context_len or self._engine.max_context_len, self._engine.max_context_len)

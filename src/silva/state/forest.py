@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from silva.state.identity import chain_key, root_key
+from silva.state.echo import NO_RENAMES, EchoAlias, EchoIndex, MessageAt, Renames, RepairKind
+from silva.state.identity import chain_key, message_digest, root_key
 from silva.types.generation import FinishReason, GenerateResult, VersionSpan
 from silva.types.messages import Conversation, Message
 from silva.types.rollout import MatchKind
 
 NodeKind = Literal["root", "observation", "response"]
+MAX_SPELLINGS = 32
+"""So many lossy spellings of a state are remembered; a client may make up new call ids in each request."""
 
 
 class Node:
@@ -111,7 +114,9 @@ class Match:
     """Where a request meets the forest.
 
     `parent` is the matched state (None: not even the technical root exists yet) and `num_matched` says how many of the
-    request's messages it holds. `request_key` is the key of the state that the whole request leads to.
+    request's messages it holds. `request_key` is the key of the state that the whole request leads to. `aliases` are
+    the lossy echoes that had to be repaired on the way, and `result_ids` the ids that tool results of the request stand
+    for where the client names the calls its own way (by message; None where it does not; empty: nowhere).
     """
 
     conversation: Conversation
@@ -120,6 +125,23 @@ class Match:
     num_messages: int
     parent: Node | None
     num_matched: int
+    aliases: tuple[EchoAlias, ...] = ()
+    result_ids: Sequence[str | None] = ()
+
+    @property
+    def repairs(self) -> list[RepairKind]:
+        """Kinds of the repairs, message by message."""
+        return [kind for alias in self.aliases for kind in alias.repair.kinds]
+
+    def as_known(self, start: int, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Messages of the request from `start` on, the tool results under the ids that the calls were given."""
+        ids = self.result_ids[start : start + len(messages)]
+        if not any(ids):
+            return messages
+        return tuple(
+            replace(message, tool_call_id=known) if known else message
+            for message, known in zip(messages, ids, strict=True)
+        )
 
     @property
     def is_full(self) -> bool:
@@ -167,16 +189,38 @@ class Placement:
 class Response:
     """A generated turn, ready to be written.
 
-    `message` is the assistant message of the whole turn. Where a cut turn was continued it holds both parts joined and
-    `continuation` the new part alone, since a client may echo either form.
+    `message` is the assistant message of the whole turn. Where the client was told another one, `told_digest` is that
+    of the told one, since a client may echo either form. So it is where a cut turn was continued (`message` holds all
+    parts joined, the told one only the new part), and where a protocol cannot carry a call.
     """
 
     result: GenerateResult
     message: Message
     digest: bytes
-    continuation_digest: bytes | None = None
+    told_digest: bytes | None = None
+    told: Message | None = None
     request_id: str | None = None
     num_aborts: int = 0
+
+
+@dataclass(kw_only=True, slots=True)
+class _Chain:
+    """A history read message by message: after each its key, the renamed calls that still count, and for a tool result
+    under a renamed id the id that it stands for."""
+
+    digests: list[bytes] = field(default_factory=list[bytes])
+    keys: list[bytes] = field(default_factory=list[bytes])
+    renames: list[Renames] = field(default_factory=list[Renames])
+    result_ids: list[str | None] = field(default_factory=list["str | None"])
+
+    def first(self, length: int, digests: list[bytes]) -> _Chain:
+        """A chain for these digests that knows the first `length` steps of this one."""
+        return _Chain(
+            digests=digests,
+            keys=self.keys[:length],
+            renames=self.renames[:length],
+            result_ids=self.result_ids[:length],
+        )
 
 
 class SessionForest:
@@ -186,45 +230,112 @@ class SessionForest:
         self.nodes: list[Node] = []
         self._by_key: dict[bytes, Node] = {}
         self._num_responses: dict[bytes, int] = {}
-        self._memos: dict[bytes, tuple[list[bytes], list[bytes]]] = {}
+        self._memos: dict[bytes, _Chain] = {}
         self._last_root: tuple[Conversation, bytes] | None = None
+        self._echoes = EchoIndex()
+        self._renames: dict[bytes, Renames] = {}
+        self._num_spellings: dict[bytes, int] = {}
 
-    def match(self, conversation: Conversation, digests: Sequence[bytes]) -> Match:
-        """The longest committed prefix of a history (one digest a message). Changes no state; it only memoises keys."""
+    def match(
+        self,
+        conversation: Conversation,
+        digests: Sequence[bytes],
+        message_at: MessageAt | None = None,
+        lenient: bool = False,
+    ) -> Match:
+        """The longest committed prefix of a history (one digest a message). Changes no state; it only memoises keys.
+
+        With `lenient` an assistant message that lost something on its way back still is the answer that was sampled;
+        `message_at` (needed then) forms the messages that have to be looked at. What is known as it stands goes first.
+        """
         if self._last_root is None or self._last_root[0] is not conversation:
             self._last_root = (conversation, root_key(conversation))
         root = self._last_root[1]
-        keys = self._chain(root, list(digests))
+        chain = self._chain(root, list(digests), message_at)
         parent, num_matched = self._by_key.get(root), 0
-        for length in range(len(keys), 0, -1):
-            node = self._by_key.get(keys[length - 1])
+        for length in range(len(chain.keys), 0, -1):
+            node = self._by_key.get(chain.keys[length - 1])
             if node is not None:
                 parent, num_matched = node, length
                 break
+        aliases: list[EchoAlias] = []
+        if lenient and message_at is not None and num_matched:
+            chain, num_matched = self._repair(chain, num_matched, message_at, aliases)
+            parent = self._by_key[chain.keys[num_matched - 1]]
         return Match(
             conversation=conversation,
             root=root,
-            request_key=keys[-1] if keys else root,
-            num_messages=len(keys),
+            request_key=chain.keys[-1] if chain.keys else root,
+            num_messages=len(chain.keys),
             parent=parent,
             num_matched=num_matched,
+            aliases=tuple(aliases),
+            result_ids=chain.result_ids if any(chain.result_ids) else (),
         )
 
-    def _chain(self, root: bytes, digests: list[bytes]) -> list[bytes]:
+    def _chain(self, root: bytes, digests: list[bytes], message_at: MessageAt | None) -> _Chain:
         """Keys after each message. A key that is an alias of a state goes on as that state's own key."""
-        old_digests, old_keys = self._memos.get(root, ([], []))
-        known = len(old_digests)
-        if old_digests != digests[:known]:
-            known = _common_prefix(old_digests, digests)
-        keys = old_keys[:known]
-        key = keys[-1] if keys else root
-        for digest in digests[known:]:
-            key = chain_key(key, digest)
-            node = self._by_key.get(key)
-            key = key if node is None else node.key
-            keys.append(key)
-        self._memos[root] = (digests, keys)
-        return keys
+        old = self._memos.get(root, _Chain())
+        known = len(old.digests)
+        if old.digests != digests[:known]:
+            known = _common_prefix(old.digests, digests)
+        chain = old.first(known, digests)
+        for index in range(known, len(digests)):
+            self._step(root, chain, index, message_at)
+        self._memos[root] = chain
+        return chain
+
+    def _step(self, root: bytes, chain: _Chain, index: int, message_at: MessageAt | None) -> bytes:
+        """Add the next message to a chain. Returns the key by its own words, which an alias may have replaced."""
+        digest, result_id = chain.digests[index], None
+        renames = chain.renames[-1] if chain.renames else NO_RENAMES
+        if renames and message_at is not None:
+            message = message_at(index)
+            if message.role == "assistant":
+                renames = NO_RENAMES
+            else:
+                result_id = renames.get(message.tool_call_id or "")
+            if result_id is not None:
+                digest = message_digest(replace(message, tool_call_id=result_id))
+        spelled = key = chain_key(chain.keys[-1] if chain.keys else root, digest)
+        node = self._by_key.get(key)
+        if node is not None and node.key != key:
+            renames = self._renames.get(key, NO_RENAMES)
+            key = node.key
+        chain.keys.append(key)
+        chain.renames.append(renames)
+        chain.result_ids.append(result_id)
+        return spelled
+
+    def _repair(
+        self, exact: _Chain, length: int, message_at: MessageAt, aliases: list[EchoAlias]
+    ) -> tuple[_Chain, int]:
+        """Read on behind the `length` messages that are known as they stand, with lossy echoes repaired.
+
+        Only the message behind a state can be an echo of an answer to it. Each step is made once, since a long history
+        may need many repairs.
+        """
+        num = len(exact.digests)
+        chain = exact.first(length, exact.digests)
+        for index in range(length, num):
+            found = None
+            state = chain.keys[-1]
+            spelled = self._step(b"", chain, index, message_at)
+            if spelled not in self._by_key and index == length:
+                found = self._echoes.find(state, index, message_at, num)
+            if found is not None:
+                node, repair = found
+                aliases.append(EchoAlias(key=spelled, node=node, repair=repair))
+                chain.keys[-1], chain.renames[-1] = node.key, repair.renames
+            if chain.keys[-1] in self._by_key:
+                length = index + 1
+            elif not aliases:
+                return exact, length
+        return chain, length
+
+    def unknown_spellings(self, match: Match) -> list[EchoAlias]:
+        """Those repairs of a match that no committed turn has brought yet."""
+        return [alias for alias in match.aliases if alias.key not in self._by_key]
 
     def next_sibling(self, request_key: bytes) -> int:
         """How many responses the state with this key has had."""
@@ -233,6 +344,8 @@ class SessionForest:
     def commit(self, placement: Placement, response: Response) -> Node:
         """Write one turn: its observation (once) and its response. Returns the response node."""
         match = placement.match
+        for alias in match.aliases:
+            self._spelling(alias)
         above = self._observation(placement, response.request_id)
         before = above.before if placement.continues else match.request_key
         node = self._add(
@@ -250,17 +363,36 @@ class SessionForest:
         node.spans = response.result.version_spans
         node.finish = response.result.finish_reason
         node.num_aborts = response.num_aborts
-        if response.continuation_digest is not None:
-            self._alias(chain_key(match.request_key, response.continuation_digest), node)
+        self._echoes.add(before, response.message, node)
+        if response.told_digest is not None:
+            self._alias(chain_key(match.request_key, response.told_digest), node)
+        if response.told is not None:
+            self._echoes.add(match.request_key, response.told, node)
         self._num_responses[match.request_key] = self._num_responses.get(match.request_key, 0) + 1
         return node
 
     def _alias(self, key: bytes, node: Node) -> None:
         """Let a second spelling of a history lead to a state. A state that owns this key keeps it, with all below."""
         holder = self._by_key.get(key)
-        if holder is None or holder.key != key:
-            self._by_key[key] = node
+        if holder is not None and holder.key == key:
+            return
+        self._by_key[key] = node
+        self._renames.pop(key, None)
+        if holder is not None:
             self._memos.clear()
+            return
+        for root, memo in self._memos.items():
+            if key in memo.keys:
+                length = memo.keys.index(key)
+                self._memos[root] = memo.first(length, memo.digests[:length])
+
+    def _spelling(self, alias: EchoAlias) -> None:
+        """Remember a lossy echo, so that it needs no repair again."""
+        number = self._num_spellings.get(alias.node.key, 0)
+        if number < MAX_SPELLINGS and alias.key not in self._by_key:
+            self._num_spellings[alias.node.key] = number + 1
+            self._alias(alias.key, alias.node)
+            self._renames[alias.key] = alias.repair.renames
 
     def _observation(self, placement: Placement, request_id: str | None) -> Node:
         match = placement.match

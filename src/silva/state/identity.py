@@ -62,6 +62,12 @@ def message_digest(message: Message) -> bytes:
     return _hash(b"message", json.dumps(form, separators=(",", ":")).encode())
 
 
+def echo_digest(message: Message) -> bytes:
+    """Digest of what even a lossy echo of a message keeps: the trimmed text, and names and arguments of the calls."""
+    calls = [[call.name, canonical_arguments(call.arguments)] for call in message.tool_calls]
+    return _hash(b"echo", json.dumps([message.content.strip(), calls], separators=(",", ":")).encode())
+
+
 def canonical_tool(tool: JsonObject) -> JsonObject:
     """A tool definition without the keys that tell nothing about the function."""
     kept = {key: value for key, value in tool.items() if key not in _IGNORED_TOOL_KEYS}
@@ -88,6 +94,11 @@ def canonical_arguments(raw: str) -> str:
         return _canonical_json(value)
     except (ValueError, RecursionError):
         return "raw:" + raw
+
+
+def is_object_text(raw: str) -> bool:
+    """Whether arguments are a JSON object that survives every client as it is."""
+    return canonical_arguments(raw).startswith("{")
 
 
 def _canonical_json(value: Any) -> str:

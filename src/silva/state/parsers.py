@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -54,18 +55,20 @@ class TurnParser:
                 raise ValueError(f"{option} is {name!r}; known parsers are {', '.join(PARSER_NAMES)}")
         return cls(reasoning=reasoning != "none", tool_calls=tool_call != "none")
 
-    def parse(self, text: str, *, opening: str = "") -> ParsedTurn:
+    def parse(
+        self, text: str, *, opening: str = "", is_call: Callable[[ParsedCall], bool] = lambda call: True
+    ) -> ParsedTurn:
         """Split a turn's text.
 
         `text` is what was sampled, without the end-of-turn marker; `opening` is the decoded generation prompt, which
-        tells whether the turn starts inside a reasoning block.
+        tells whether the turn starts inside a reasoning block. Calls that `is_call` denies stay text, marks included.
         """
         reasoning = ""
         if self.reasoning:
             reasoning, text = _split_reasoning(text, opening)
         if not self.tool_calls or CALL_OPEN not in text:
             return ParsedTurn(content=text, reasoning=reasoning)
-        content, calls = _split_calls(text)
+        content, calls = _split_calls(text, is_call)
         return ParsedTurn(content=content, reasoning=reasoning, calls=calls)
 
 
@@ -84,7 +87,7 @@ def _split_reasoning(text: str, opening: str) -> tuple[str, str]:
     return thought.removesuffix("\n"), content.removeprefix("\n").removeprefix("\n")
 
 
-def _split_calls(text: str) -> tuple[str, tuple[ParsedCall, ...]]:
+def _split_calls(text: str, is_call: Callable[[ParsedCall], bool]) -> tuple[str, tuple[ParsedCall, ...]]:
     pieces: list[str] = []
     calls: list[ParsedCall] = []
     call: ParsedCall | None = None
@@ -93,6 +96,8 @@ def _split_calls(text: str) -> tuple[str, tuple[ParsedCall, ...]]:
         before, mark, after = rest.partition(CALL_OPEN)
         body, close, rest = _split_body(after)
         call = read_call(body)
+        if call is not None and not is_call(call):
+            call = None
         if call is None:
             pieces.append(before + mark + body + close)
         else:

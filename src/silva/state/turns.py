@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from silva.state.codec import SampledTail, TurnCodec, TurnDelta
 from silva.state.forest import Match, Node, Placement, Response
-from silva.state.identity import message_digest
+from silva.state.identity import is_object_text, message_digest
 from silva.state.parsers import ParsedTurn, TurnParser
 from silva.types.errors import TransitionRefused
 from silva.types.generation import GenerateResult
@@ -25,11 +25,15 @@ def place_turn(codec: TurnCodec, match: Match, messages_between: MessagesBetween
     Raises TransitionRefused (with the index of the message in the request) where the chat template cannot do the step.
     """
     parent = match.parent
+
+    def as_known(start: int, stop: int) -> tuple[Message, ...]:
+        return match.as_known(start, messages_between(start, stop))
+
     if parent is not None and match.is_full:
-        return _sample_again(codec, match, parent, messages_between)
+        return _sample_again(codec, match, parent, as_known)
     if parent is not None and parent.kind == "observation":
-        return _extend_observation(codec, match, parent, messages_between)
-    return _new_observation(codec, match, messages_between)
+        return _extend_observation(codec, match, parent, as_known)
+    return _new_observation(codec, match, as_known)
 
 
 def _sample_again(codec: TurnCodec, match: Match, parent: Node, messages_between: MessagesBetween) -> Placement:
@@ -103,28 +107,52 @@ def _shifted(field: str | None, offset: int) -> str | None:
 
 
 def read_turn(
-    codec: TurnCodec, parser: TurnParser, placement: Placement, result: GenerateResult, *, sibling: int
+    codec: TurnCodec,
+    parser: TurnParser,
+    placement: Placement,
+    result: GenerateResult,
+    *,
+    sibling: int,
+    object_calls: bool = False,
 ) -> tuple[Response, Message]:
     """Parse sampled ids.
 
-    Returns what is committed, and the message that the client gets (the new part of a continued turn).
+    Returns what is committed, and the message that the client gets: the new part of a continued turn; with
+    `object_calls` calls whose arguments are no JSON object are text in it.
     """
     key = placement.match.request_key
     if not placement.continues:
         opening = codec.decode(placement.lead_ids) if placement.lead_ids else ""
-        parsed = parser.parse(_text(codec, [], result), opening=opening)
-        message = _message(parsed, key, sibling)
-        return Response(result=result, message=message, digest=message_digest(message)), message
+        text = _text(codec, [], result)
+        message = _message(parser.parse(text, opening=opening), key, sibling)
+        told = _with_object_calls(message, parser, text, opening) if object_calls else message
+        digest = message_digest(message)
+        told_digest = None if told is message else message_digest(told)
+        other = None if told is message else told
+        return Response(result=result, message=message, digest=digest, told_digest=told_digest, told=other), told
     lead, before = _turn_so_far(placement.match.parent)
-    parsed = parser.parse(_text(codec, before, result), opening=codec.decode(lead) if lead else "")
+    opening = codec.decode(lead) if lead else ""
+    text = _text(codec, before, result)
+    parsed = parser.parse(text, opening=opening)
     assert placement.match.parent is not None
     old = placement.match.parent.messages[0]
     whole = _message(parsed, key, sibling, kept=old.tool_calls)
-    new = _new_part(old, whole)
-    response = Response(
-        result=result, message=whole, digest=message_digest(whole), continuation_digest=message_digest(new)
-    )
-    return response, new
+    if object_calls:
+        old_told = _with_object_calls(old, parser, codec.decode(before), opening)
+        new = _new_part(old_told, _with_object_calls(whole, parser, text, opening))
+    else:
+        new = _new_part(old, whole)
+    digest, told_digest = message_digest(whole), message_digest(new)
+    return Response(result=result, message=whole, digest=digest, told_digest=told_digest, told=new), new
+
+
+def _with_object_calls(message: Message, parser: TurnParser, text: str, opening: str) -> Message:
+    """`message` with every call that holds no JSON object left as sampled text; itself where none is so."""
+    calls = tuple(call for call in message.tool_calls if is_object_text(call.arguments))
+    if len(calls) == len(message.tool_calls):
+        return message
+    parsed = parser.parse(text, opening=opening, is_call=lambda call: is_object_text(call.arguments))
+    return replace(message, content=parsed.content, tool_calls=calls)
 
 
 def _turn_so_far(node: Node | None) -> tuple[list[int], list[int]]:

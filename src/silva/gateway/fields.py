@@ -1,0 +1,134 @@
+"""Request fields that protocols share, and the error form that both OpenAI protocols share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+
+import msgspec
+
+from silva.gateway.content import project_tools
+from silva.gateway.dialect import ApiError
+from silva.gateway.history import HistoryCache
+from silva.gateway.json_in import RawObject, read_list, read_value
+from silva.types.errors import RequestError
+from silva.types.messages import Conversation, JsonObject
+
+MAX_MESSAGES = 1 << 17
+MAX_IGNORED_NAMES = 64
+MAX_STOP_STRINGS = 64
+RESERVED_TEMPLATE_KWARGS = (
+    "add_generation_prompt",
+    "tokenize",
+    "tools",
+    "messages",
+    "conversation",
+    "chat_template",
+    "continue_final_message",
+    "return_dict",
+    "return_tensors",
+    "return_assistant_tokens_mask",
+)
+ProjectTools = Callable[[msgspec.Raw | None], tuple[tuple[JsonObject, ...], tuple[str, ...]]]
+"""Raw tools to nested functions, and the paths with types of those that were skipped."""
+_ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 500: "server_error", 503: "engine_error"}
+
+
+def ignored_names(fields: RawObject, read: Set[str], skipped: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of what means nothing here. Each request's row in the ledger keeps them, so there is an end to them."""
+    names = [*sorted(fields.keys() - read), *skipped]
+    shown = [name[:120] for name in names[:MAX_IGNORED_NAMES]]
+    more = len(names) - len(shown)
+    return (*shown, f"(and {more} more)") if more else tuple(shown)
+
+
+def read_history_list(fields: RawObject, name: str) -> list[msgspec.Raw]:
+    """The list that holds a request's whole history, its items not parsed yet."""
+    if name not in fields:
+        raise RequestError(f"{name} is missing; it must hold the full history", field=name)
+    raws = read_list(fields[name], name)
+    if not raws:
+        raise RequestError(f"{name} is empty; it must hold the full history", field=name, code="empty_messages")
+    if len(raws) > MAX_MESSAGES:
+        raise RequestError(
+            f"{name} holds {len(raws)} entries; at most {MAX_MESSAGES} are accepted",
+            field=name,
+            code="context_length_exceeded",
+        )
+    return raws
+
+
+def read_conversation(
+    fields: RawObject, history: HistoryCache, project: ProjectTools = project_tools
+) -> tuple[Conversation, tuple[str, ...]]:
+    """Tools and template arguments of a request, and the names of the tools that were skipped."""
+    tools, kwargs = fields.get("tools"), fields.get("chat_template_kwargs")
+    key = history.conversation_key(tools, kwargs)
+    known = history.conversation(key)
+    if known is not None:
+        return known
+    functions, skipped = project(tools)
+    conversation = Conversation(tools=functions, template_kwargs=_template_kwargs(kwargs))
+    history.keep_conversation(key, conversation, skipped)
+    return conversation, skipped
+
+
+def _template_kwargs(raw: msgspec.Raw | None) -> JsonObject:
+    value = read_value(raw, "chat_template_kwargs")
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise RequestError("chat_template_kwargs must be an object", field="chat_template_kwargs")
+    for name in RESERVED_TEMPLATE_KWARGS:
+        if name in value:
+            raise RequestError(
+                f"chat_template_kwargs.{name} is set by the server; remove it from the request",
+                field=f"chat_template_kwargs.{name}",
+                code="reserved_argument",
+            )
+    return value
+
+
+def read_stream(fields: RawObject) -> bool:
+    stream = read_value(fields.get("stream"), "stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise RequestError("stream must be true or false", field="stream")
+    return bool(stream)
+
+
+def read_model(fields: RawObject) -> str:
+    model = read_value(fields.get("model"), "model")
+    return model if isinstance(model, str) and model else "model"
+
+
+def read_limit(fields: RawObject, *names: str) -> int | None:
+    """The most tokens that a turn may take, from the first of these fields that is set."""
+    for name in names:
+        value = read_value(fields.get(name), name)
+        if value is None:
+            continue
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise RequestError(f"{name} must be a whole number of at least 1", field=name)
+        return value
+    return None
+
+
+def read_stop(fields: RawObject, name: str) -> tuple[str, ...]:
+    """Stop strings: one, or a list."""
+    value = read_value(fields.get(name), name)
+    if value is None:
+        return ()
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise RequestError(f"{name} must be a string or a list of strings", field=name)
+    if "" in items:
+        raise RequestError(f"{name} holds an empty string, which would stop every answer at once", field=name)
+    if len(items) > MAX_STOP_STRINGS:
+        raise RequestError(f"{name} holds {len(items)} strings; at most {MAX_STOP_STRINGS} are accepted", field=name)
+    return tuple(items)
+
+
+def openai_error(error: ApiError) -> JsonObject:
+    kind = _ERROR_TYPES.get(error.status, "invalid_request_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.field, "code": error.code}}

@@ -1,0 +1,170 @@
+"""Anthropic Messages input: raw messages and tools to their canonical form, or a RequestError with the field's path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from silva.gateway.content import is_absent, read_name, read_role, read_text, shown, text_message, unsupported_part
+from silva.gateway.json_in import RawObject, read_list, read_object, read_value
+from silva.types.errors import RequestError
+from silva.types.messages import EMPTY_TOOL_RESULT, JsonObject, Message, Role, ToolCall
+
+ERROR_RESULT_MARK = "[tool error]\n"
+"""Stands before the text of a tool result that has `is_error`."""
+_ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
+
+Note = Callable[[str], None]
+"""Takes the path and type of a block that means nothing here."""
+
+
+def project_system(raw: msgspec.Raw | None) -> Message | None:
+    """The message that the top-level `system` field stands for; None where it is absent or has no text."""
+    text = read_text(raw, "system")
+    return Message(role="system", content=text) if text else None
+
+
+def project_message(raw: msgspec.Raw, at: str, note: Note) -> tuple[Message, ...]:
+    """The canonical messages (one or more) of one item of `messages`. `at` is its path, such as `messages[3]`."""
+    fields = read_object(raw, at)
+    role = read_role(fields, at, _ROLES)
+    content = fields.get("content")
+    path = f"{at}.content"
+    blocks = _blocks(content, path)
+    if role == "system" or (role == "user" and blocks is None):
+        return (text_message(role, read_text(content, path), path),)
+    if role == "user":
+        return _user_messages(blocks or [], path)
+    if blocks is None:
+        return (Message(role=role, content=read_text(content, path)),)
+    return (_assistant_message(blocks, path, note),)
+
+
+def project_tools(raw: msgspec.Raw | None) -> tuple[tuple[JsonObject, ...], tuple[str, ...]]:
+    """Custom tools as nested functions, and the paths with types of the built-in ones, which were skipped."""
+    if raw is None or is_absent(raw):
+        return (), ()
+    tools: list[JsonObject] = []
+    skipped: list[str] = []
+    for index, item in enumerate(read_list(raw, "tools")):
+        at = f"tools[{index}]"
+        fields = read_object(item, at)
+        kind = read_value(fields.get("type"), f"{at}.type")
+        if kind is None or kind == "custom":
+            tools.append({"type": "function", "function": _function(fields, at)})
+        else:
+            skipped.append(f"{at}:{kind if isinstance(kind, str) else 'unknown'}"[:120])
+    return tuple(tools), tuple(skipped)
+
+
+def _function(fields: RawObject, at: str) -> JsonObject:
+    function: JsonObject = {"name": read_name(fields.get("name"), f"{at}.name")}
+    description = read_value(fields.get("description"), f"{at}.description")
+    if description is not None and not isinstance(description, str):
+        raise RequestError(f"{at}.description is {shown(description)}; it must be a string", field=f"{at}.description")
+    if description is not None:
+        function["description"] = description
+    schema = read_value(fields.get("input_schema"), f"{at}.input_schema")
+    if schema is not None and not isinstance(schema, dict):
+        raise RequestError(f"{at}.input_schema is {shown(schema)}; it must be an object", field=f"{at}.input_schema")
+    if schema is not None:
+        function["parameters"] = schema
+    return function
+
+
+def _blocks(content: msgspec.Raw | None, at: str) -> list[msgspec.Raw] | None:
+    """The items of a list of blocks; None where the content is no list."""
+    if content is None or bytes(memoryview(content)[:1]) != b"[":
+        return None
+    return read_list(content, at)
+
+
+def _user_messages(blocks: list[msgspec.Raw], at: str) -> tuple[Message, ...]:
+    """Tool results and the texts between them, in the order of the blocks."""
+    messages: list[Message] = []
+    texts: list[str] = []
+
+    def end_text() -> None:
+        text = "".join(texts)
+        texts.clear()
+        if text:
+            messages.append(Message(role="user", content=text))
+
+    for index, raw in enumerate(blocks):
+        path = f"{at}[{index}]"
+        block = read_object(raw, path)
+        kind = read_value(block.get("type"), f"{path}.type")
+        if kind == "tool_result":
+            end_text()
+            messages.append(_tool_message(block, path))
+        else:
+            texts.append(_text_of(block, kind, path))
+    end_text()
+    return tuple(messages) or (text_message("user", "", at),)
+
+
+def _tool_message(block: RawObject, at: str) -> Message:
+    call_id = read_name(block.get("tool_use_id"), f"{at}.tool_use_id")
+    text = read_text(block.get("content"), f"{at}.content") or EMPTY_TOOL_RESULT
+    failed = read_value(block.get("is_error"), f"{at}.is_error")
+    if failed is not None and not isinstance(failed, bool):
+        raise RequestError(f"{at}.is_error is {shown(failed)}; it must be true or false", field=f"{at}.is_error")
+    return Message(role="tool", content=ERROR_RESULT_MARK + text if failed else text, tool_call_id=call_id)
+
+
+@dataclass
+class _Parts:
+    """What the blocks of an assistant message add up to."""
+
+    texts: list[str] = field(default_factory=list[str])
+    thoughts: list[str] = field(default_factory=list[str])
+    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+
+
+def _assistant_message(blocks: list[msgspec.Raw], at: str, note: Note) -> Message:
+    parts = _Parts()
+    for index, raw in enumerate(blocks):
+        path = f"{at}[{index}]"
+        block = read_object(raw, path)
+        kind = read_value(block.get("type"), f"{path}.type")
+        if kind == "tool_use":
+            parts.calls.append(_call(block, path))
+        elif kind == "thinking":
+            parts.thoughts.append(_string(block.get("thinking"), f"{path}.thinking"))
+        elif kind == "redacted_thinking":
+            note(f"{path}:redacted_thinking")
+        else:
+            parts.texts.append(_text_of(block, kind, path))
+    return Message(
+        role="assistant",
+        content="".join(parts.texts),
+        reasoning="".join(parts.thoughts),
+        tool_calls=tuple(parts.calls),
+    )
+
+
+def _call(block: RawObject, at: str) -> ToolCall:
+    """A call. Its arguments are the JSON text of the input in one spacing, whatever the client's was."""
+    raw = block.get("input")
+    arguments = "{}"
+    if raw is not None and not is_absent(raw):
+        read_object(raw, f"{at}.input")
+        arguments = msgspec.json.format(bytes(raw), indent=0).decode()
+    return ToolCall(
+        id=read_name(block.get("id"), f"{at}.id"), name=read_name(block.get("name"), f"{at}.name"), arguments=arguments
+    )
+
+
+def _text_of(block: RawObject, kind: object, at: str) -> str:
+    if kind != "text":
+        raise unsupported_part(kind, at)
+    return _string(block.get("text"), f"{at}.text")
+
+
+def _string(raw: msgspec.Raw | None, at: str) -> str:
+    value = read_value(raw, at)
+    if not isinstance(value, str):
+        raise RequestError(f"{at} is {shown(value)}; it must be a string", field=at)
+    return value

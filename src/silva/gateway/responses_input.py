@@ -1,0 +1,185 @@
+"""Responses input: instructions and typed items to canonical messages, or a RequestError with the field's path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from silva.gateway.content import (
+    ROLES,
+    is_absent,
+    read_arguments,
+    read_name,
+    read_role,
+    read_text,
+    shown,
+    text_message,
+)
+from silva.gateway.fields import read_history_list
+from silva.gateway.history import HistoryCache
+from silva.gateway.json_in import RawObject, read_object, read_value
+from silva.types.errors import RequestError
+from silva.types.messages import EMPTY_TOOL_RESULT, Message, Role, ToolCall
+
+KINDS = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
+_QUOTE = ord('"')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Unit:
+    """Raw values that form one message: a text alone (`text_role` is set), one item, or what an assistant said."""
+
+    path: str
+    raws: list[msgspec.Raw]
+    text_role: Role | None = None
+    first: int = 0
+    spoken: bool = False
+
+
+class InputHistory:
+    """The messages of one request, each with its key in the cache, formed only where they are asked for.
+
+    What an assistant said in a row (reasoning, text, calls, references to such items) is one message.
+    """
+
+    def __init__(self, fields: RawObject, history: HistoryCache):
+        self._history = history
+        self._units: list[_Unit] = []
+        instructions, text = fields.get("instructions"), fields.get("input")
+        if instructions is not None and not is_absent(instructions) and memoryview(instructions) != b'""':
+            self._units.append(_Unit(path="instructions", raws=[instructions], text_role="system"))
+        if text is not None and memoryview(text)[0] == _QUOTE:
+            self._units.append(_Unit(path="input", raws=[text], text_role="user"))
+        else:
+            self._units += _grouped(read_history_list(fields, "input"))
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def path(self, index: int) -> str:
+        return self._units[index].path
+
+    def key(self, index: int) -> bytes:
+        unit = self._units[index]
+        if unit.text_role is not None:
+            return unit.text_role.encode() + self._history.key(unit.raws[0])
+        if len(unit.raws) == 1:
+            return self._history.key(unit.raws[0])
+        return b"*" + self._history.conversation_key(*unit.raws)
+
+    def project(self, index: int) -> Message:
+        unit = self._units[index]
+        if unit.text_role is not None:
+            text = read_value(unit.raws[0], unit.path)
+            if not isinstance(text, str):
+                raise RequestError(f"{unit.path} is {shown(text)}; it must be a string", field=unit.path)
+            return text_message(unit.text_role, text, unit.path)
+        if unit.spoken:
+            paths = [f"input[{unit.first + offset}]" for offset in range(len(unit.raws))]
+            return _joined([_spoken(raw, at, self._history) for raw, at in zip(unit.raws, paths, strict=True)])
+        return _heard(unit.raws[0], unit.path)
+
+
+def _grouped(raws: list[msgspec.Raw]) -> list[_Unit]:
+    units: list[_Unit] = []
+    for index, raw in enumerate(raws):
+        path = f"input[{index}]"
+        spoken = _is_spoken(read_object(raw, path), path)
+        if spoken and units and units[-1].spoken:
+            units[-1].raws.append(raw)
+        else:
+            units.append(_Unit(path=path, raws=[raw], first=index, spoken=spoken))
+    return units
+
+
+def _kind(fields: RawObject, at: str) -> str:
+    kind = read_value(fields.get("type"), f"{at}.type")
+    if kind is None:
+        return "item_reference" if "id" in fields and "role" not in fields else "message"
+    if kind not in KINDS:
+        raise RequestError(
+            f"{at} is an item of type {shown(kind)}; it must be one of {', '.join(KINDS)}",
+            field=f"{at}.type",
+            code="unsupported_item",
+        )
+    return kind
+
+
+def _is_spoken(fields: RawObject, at: str) -> bool:
+    kind = _kind(fields, at)
+    if kind == "message":
+        return read_role(fields, at, ROLES) == "assistant"
+    return kind != "function_call_output"
+
+
+def _heard(raw: msgspec.Raw, at: str) -> Message:
+    """A user or system message, or the result of a call."""
+    fields = read_object(raw, at)
+    if _kind(fields, at) == "message":
+        content = f"{at}.content"
+        return text_message(read_role(fields, at, ROLES), read_text(fields.get("content"), content), content)
+    call_id = read_name(fields.get("call_id"), f"{at}.call_id")
+    output = read_text(fields.get("output"), f"{at}.output")
+    return Message(role="tool", content=output or EMPTY_TOOL_RESULT, tool_call_id=call_id)
+
+
+def _spoken(raw: msgspec.Raw, at: str, history: HistoryCache) -> Message:
+    """One part of an assistant's message."""
+    fields = read_object(raw, at)
+    kind = _kind(fields, at)
+    if kind == "message":
+        return Message(role="assistant", content=read_text(fields.get("content"), f"{at}.content"))
+    if kind == "reasoning":
+        return Message(role="assistant", reasoning=_reasoning(fields, at))
+    if kind == "function_call":
+        call = ToolCall(
+            id=read_name(fields.get("call_id"), f"{at}.call_id"),
+            name=read_name(fields.get("name"), f"{at}.name"),
+            arguments=read_arguments(fields.get("arguments"), f"{at}.arguments"),
+        )
+        return Message(role="assistant", tool_calls=(call,))
+    item_id = read_name(fields.get("id"), f"{at}.id")
+    part = history.item(item_id)
+    if part is None:
+        raise RequestError(
+            f"{at}.id is {shown(item_id)}, but this session was given no such item. Send the items themselves: clients "
+            "do so with `store: false`",
+            field=f"{at}.id",
+            code="unknown_item",
+        )
+    return part
+
+
+def _joined(parts: Sequence[Message]) -> Message:
+    if len(parts) == 1:
+        return parts[0]
+    return Message(
+        role="assistant",
+        content="".join(part.content for part in parts),
+        reasoning="".join(part.reasoning for part in parts),
+        tool_calls=tuple(call for part in parts for call in part.tool_calls),
+    )
+
+
+def _reasoning(fields: RawObject, at: str) -> str:
+    """The readable text of a reasoning item. Our own replies hold it in the summary, so that comes first."""
+    for name in ("summary", "content"):
+        path = f"{at}.{name}"
+        value = read_value(fields.get(name), path)
+        if value is not None and not isinstance(value, (str, list)):
+            raise RequestError(f"{path} is {shown(value)}; it must be a list of text parts", field=path)
+        texts = (
+            [value] if isinstance(value, str) else [_part(part, f"{path}[{i}]") for i, part in enumerate(value or ())]
+        )
+        if text := "".join(texts):
+            return text
+    return ""
+
+
+def _part(part: object, at: str) -> str:
+    text = part.get("text") if isinstance(part, dict) else None
+    if not isinstance(text, str):
+        raise RequestError(f"{at} is {shown(part)}; it must be a part with a text", field=at)
+    return text

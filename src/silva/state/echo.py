@@ -1,0 +1,128 @@
+"""Lossy echoes: what a client may lose of an assistant message so that it is still the turn that was sampled.
+
+Clients trim texts, drop the reasoning and give calls ids of their own. None of this is a new turn: the request goes on
+behind the stored tokens, and each repair is told and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from silva.state.identity import echo_digest
+from silva.types.messages import Message
+
+if TYPE_CHECKING:
+    from silva.state.forest import Node
+
+EchoMatch = Literal["lenient", "exact"]
+RepairKind = Literal["blanks", "reasoning_missing", "call_ids", "ambiguous"]
+Renames = Mapping[str, str]
+"""A client's id of a call -> the id that it was given."""
+MessageAt = Callable[[int], Message]
+
+NO_RENAMES: Renames = {}
+"""Never written to."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repair:
+    """How an echo was read: the kinds of loss (none twice) and the ids that its calls have in the client's words."""
+
+    kinds: tuple[RepairKind, ...]
+    renames: Renames
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EchoAlias:
+    """A spelling of a history, found to lead to a state; `key` is the key that it has by its own words."""
+
+    key: bytes
+    node: Node
+    repair: Repair
+
+
+class EchoIndex:
+    """Every sampled answer of a session, by the state that it answers."""
+
+    def __init__(self) -> None:
+        self._by_state: dict[bytes, dict[bytes, list[tuple[Message, Node]]]] = {}
+
+    def add(self, before: bytes, message: Message, node: Node) -> None:
+        """The state with key `before` was answered by `message`, which led to `node`."""
+        self._by_state.setdefault(before, {}).setdefault(echo_digest(message), []).append((message, node))
+
+    def find(self, before: bytes, index: int, message_at: MessageAt, num_messages: int) -> tuple[Node, Repair] | None:
+        """The answer to the state `before` that message `index` of the request echoes with losses.
+
+        The only one, else the newest (which makes the repair `ambiguous`); None where there is none.
+        """
+        here = self._by_state.get(before)
+        if here is None:
+            return None
+        echo = message_at(index)
+        answers = here.get(echo_digest(echo)) if echo.role == "assistant" else None
+        if answers is None:
+            return None
+        found: tuple[Node, Repair] | None = None
+        named: list[str] | None = None
+        for said, node in reversed(answers):
+            repair = compare_echo(echo, said)
+            if repair is None:
+                continue
+            if "call_ids" in repair.kinds:
+                if named is None:
+                    named = _named_results(index + 1, message_at, num_messages)
+                if not _all_known(named, echo, said):
+                    continue
+            if found is None:
+                found = (node, repair)
+            elif found[0].key != node.key:
+                kinds = (*found[1].kinds, "ambiguous")
+                return found[0], Repair(kinds=kinds, renames=found[1].renames)
+        return found
+
+
+def compare_echo(echo: Message, said: Message) -> Repair | None:
+    """What an assistant message lost of `said`; None where it is another message. Results of calls are not looked at.
+
+    Texts may differ in outer blanks, the reasoning may be gone, calls may have other ids, each its own.
+    """
+    if echo_digest(echo) != echo_digest(said):
+        return None
+    reasoning = echo.reasoning.strip()
+    missing = not reasoning and bool(said.reasoning.strip())
+    if not missing and reasoning != said.reasoning.strip():
+        return None
+    new = [call.id for call in echo.tool_calls if call.id]
+    if len(set(new)) != len(new):
+        return None
+    renames = {a.id: b.id for a, b in zip(echo.tool_calls, said.tool_calls, strict=True) if a.id != b.id}
+    kinds: list[RepairKind] = []
+    if echo.content != said.content or (not missing and echo.reasoning != said.reasoning):
+        kinds.append("blanks")
+    if missing:
+        kinds.append("reasoning_missing")
+    if renames:
+        kinds.append("call_ids")
+    renames.pop("", None)
+    return Repair(kinds=tuple(kinds), renames=renames or NO_RENAMES)
+
+
+def _named_results(start: int, message_at: MessageAt, num_messages: int) -> list[str]:
+    """Ids that the run of tool results from `start` on answers."""
+    named: list[str] = []
+    for index in range(start, num_messages):
+        message = message_at(index)
+        if message.role != "tool":
+            break
+        if message.tool_call_id is not None:
+            named.append(message.tool_call_id)
+    return named
+
+
+def _all_known(named: Sequence[str], echo: Message, said: Message) -> bool:
+    """Whether each result answers a call of the echo; one that came without an id, by the id that was given."""
+    known = {mine.id or given.id for mine, given in zip(echo.tool_calls, said.tool_calls, strict=True)}
+    return all(name in known for name in named)

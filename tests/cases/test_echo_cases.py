@@ -1,0 +1,96 @@
+"""Field cases about assistant messages that come back changed, under lenient and exact matching."""
+
+from __future__ import annotations
+
+import pytest
+from gateway_serve import Json, Serve, serving
+
+from silva.state.codec import TurnCodec
+from silva.types.errors import SessionFailure
+
+HI: list[Json] = [{"role": "user", "content": "hi"}]
+
+
+def user(text: str) -> Json:
+    return {"role": "user", "content": text}
+
+
+def trained_text(serve: Serve, session: str) -> str:
+    sample = serve.sample(session)
+    return serve.codec.decode([t for t, on in zip(sample.token_ids, sample.loss_mask, strict=True) if on])
+
+
+@pytest.mark.parametrize("mode", ["lenient", "exact"])
+async def test_tok_07b_dropped_thoughts_go_on_or_branch(codec: TurnCodec, mode: str):
+    script = [{"text": f"<think>\nR{n}\n</think>\n\nA{n}"} for n in range(4)]
+    async with serving(codec, script, echo_match=mode) as serve:
+        history = list(HI)
+        matches: list[str] = []
+        for turn in range(4):
+            answer = await serve.post("s", {"messages": history})
+            matches.append(answer.headers["x-silva-match"])
+            assert answer.headers["x-silva-repairs"] == ("1" if turn and mode == "lenient" else "0")
+            message = answer.json()["choices"][0]["message"]
+            history += [{"role": "assistant", "content": message["content"]}, user(f"go {turn}")]
+        records = serve.session("s").requests
+        if mode == "exact":
+            assert matches == ["root", "branch", "branch", "branch"]
+            with pytest.raises(SessionFailure, match="not linear"):
+                serve.sample("s")
+            assert [record.difference for record in records] == [
+                None,
+                *(
+                    {"pointer": f"/messages/{2 * turn + 1}/reasoning_content", "old": f"R{turn}", "new": None}
+                    for turn in range(3)
+                ),
+            ]
+            assert not any(name.startswith("repair_") for name in serve.turns.counters)
+            return
+        assert matches == ["root", "append", "append", "append"]
+        assert [record.repairs for record in records] == [[], *[["reasoning_missing"]] * 3]
+        assert all(record.difference is None for record in records)
+        assert serve.turns.counters["repair_reasoning_missing"] == 3
+        assert trained_text(serve, "s") == "".join(f"<think>\nR{n}\n</think>\n\nA{n}<|im_end|>" for n in range(4))
+
+
+@pytest.mark.parametrize("mode", ["lenient", "exact"])
+async def test_tok_08_stripped_blanks_go_on_or_branch(codec: TurnCodec, mode: str):
+    text = "<think>\n plan \n</think>\n\n  answer \n"
+    async with serving(codec, [{"text": text}], echo_match=mode) as serve:
+        for session, strips in (("verbatim", False), ("stripped", True)):
+            message = await serve.message(session, HI)
+            echo = {**message, "content": message["content"].strip()} if strips else message
+            answer = await serve.post(session, {"messages": [*HI, echo, user("next")]})
+            lost = strips and mode == "exact"
+            assert answer.headers["x-silva-match"] == ("branch" if lost else "append")
+            record = serve.session(session).requests[-1]
+            assert record.repairs == (["blanks"] if strips and not lost else [])
+            expected = {"pointer": "/messages/1/content", "old": "  answer \n", "new": "answer"}
+            assert record.difference == (expected if lost else None)
+            first = serve.responses(session)[0]
+            assert codec.decode(list(first.sampled)) == text + "<|im_end|>"
+            assert len([node for node in serve.responses(session) if node.parent is first.parent]) == 1
+        serve.sample("verbatim")
+
+
+FORMS: dict[str, Json] = {
+    "reasoning": {"content": "A", "reasoning": "R"},
+    "reasoning_content": {"content": "A", "reasoning_content": "R"},
+    "both": {"content": "A", "reasoning": "R", "reasoning_content": "R"},
+    "neither": {"content": "A"},
+    "inline": {"content": "<think>R</think>A"},
+}
+
+
+@pytest.mark.parametrize("mode", ["lenient", "exact"])
+async def test_api_05_every_name_of_the_reasoning_is_the_same_turn(codec: TurnCodec, mode: str):
+    async with serving(codec, [{"text": "<think>\nR\n</think>\n\nA"}], echo_match=mode) as serve:
+        for name, form in FORMS.items():
+            message = await serve.message(name, HI)
+            assert message["reasoning_content"] == message["reasoning"] == "R"
+            answer = await serve.post(name, {"messages": [*HI, {"role": "assistant", **form}, user("next")]})
+            goes_on = name != "inline" and (name != "neither" or mode == "lenient")
+            assert answer.headers["x-silva-match"] == ("append" if goes_on else "branch"), name
+            assert len(serve.forest(name).nodes) == 5
+            if goes_on:
+                assert serve.responses(name)[1].parent.parent is serve.responses(name)[0]
