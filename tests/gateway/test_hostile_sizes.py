@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from gateway_serve import Json, serving
 
-from silva.gateway.chat import MAX_IGNORED_NAMES, MAX_MESSAGES
 from silva.gateway.dialect import ModelRequest, TurnOptions
+from silva.gateway.fields import MAX_IGNORED_NAMES, MAX_MESSAGES
 from silva.gateway.room import refuse_hopeless
 from silva.state.codec import TurnCodec
 from silva.state.forest import SessionForest
