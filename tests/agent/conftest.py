@@ -1,7 +1,7 @@
 import uuid
 
 import pytest
-from agent_support import marked
+from marked import marked
 
 from silva.agent.client import AgentRunner
 

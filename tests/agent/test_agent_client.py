@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_support import PYTHON, agent, alive, marked, until, zombies_of
+from agent_support import PYTHON, agent, alive, until, zombies_of
+from marked import marked
 
 from silva.agent import client
 from silva.agent.client import AgentRunner, runner_command

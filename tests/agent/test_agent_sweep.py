@@ -9,9 +9,10 @@ import uuid
 from pathlib import Path
 
 import pytest
-from agent_support import alive, marked
+from agent_support import alive
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marked import marked
 
 from silva.agent import sweep
 from silva.agent.sweep import ProcTable, owner_in, read_stat, send_signal, sweep_run

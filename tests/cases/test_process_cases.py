@@ -11,6 +11,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from marked import marked
 
 from silva.agent import client
 from silva.agent.client import AgentRunner, AgentSpec
@@ -47,21 +48,6 @@ asyncio.run(main())
 """
 
 
-def living(run_id: str) -> list[int]:
-    """Processes of the run that live, by an own reading of /proc."""
-    entry = f"SILVA_RUN_ID={run_id}".encode()
-    found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and entry in (folder / "environ").read_bytes().split(b"\0"):
-                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-                if state not in "ZX":
-                    found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
 def wait_until(holds, what: str, limit_s: float = 30.0) -> None:
     end = time.monotonic() + limit_s
     while not holds():
@@ -71,7 +57,7 @@ def wait_until(holds, what: str, limit_s: float = 30.0) -> None:
 
 def stands(folder: Path, run_id: str, num_trees: int) -> bool:
     ready = all((folder / f"s{i}" / "ready").exists() for i in range(num_trees))
-    return ready and len(living(run_id)) == num_trees * TREE_SIZE
+    return ready and len(marked(run_id)) == num_trees * TREE_SIZE
 
 
 def spec_fields(folder: Path, run_id: str, session_id: str, command: str) -> dict:
@@ -91,7 +77,7 @@ async def runner():
     runner = AgentRunner(run_id=f"run-{uuid.uuid4().hex[:12]}", grace_s=0.4, sweep_s=0.05)
     yield runner
     await runner.close()
-    assert living(runner.run_id) == []
+    assert marked(runner.run_id) == []
 
 
 @pytest.fixture
@@ -126,16 +112,16 @@ async def test_proc_01_a_grandchild_that_holds_stdout_does_not_hold_the_session(
     # The end was reported although the grandchild lives on, in its grace.
     assert log_tail(tmp_path / "command.log") == "from the grandchild\ndone\n"
     assert await runner.session_gone("s")
-    assert living(runner.run_id) == []
+    assert marked(runner.run_id) == []
 
 
 async def test_proc_01_a_grandchild_deaf_to_term_is_killed_after_the_session(runner, tmp_path):
     command = "(trap '' TERM; touch up; while :; do sleep 0.02; done) & while ! [ -e up ]; do sleep 0.02; done; exit 0"
     end = await runner.run_agent(AgentSpec(**spec_fields(tmp_path, runner.run_id, "s", command)))
     assert end.ok
-    assert living(runner.run_id) != []
+    assert marked(runner.run_id) != []
     assert await runner.session_gone("s")
-    assert living(runner.run_id) == []
+    assert marked(runner.run_id) == []
 
 
 @pytest.mark.parametrize("way", ["timeout", "cancel"])
@@ -155,7 +141,7 @@ async def test_proc_03_a_timeout_and_a_cancel_kill_the_whole_tree(runner, tmp_pa
             isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*running, return_exceptions=True)
         )
     assert all(await asyncio.gather(*(runner.session_gone(f"s{i}") for i in range(3))))
-    assert living(runner.run_id) == []
+    assert marked(runner.run_id) == []
     children = Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()
     assert children == [], "the runner keeps no zombie"
 
@@ -168,7 +154,7 @@ def test_proc_03_the_death_of_the_trainer_ends_every_tree_and_the_runner(start_t
     wait_until(lambda: stands(tmp_path, run_id, 3), "all trees stand")
     trainer.send_signal(signum)
     trainer.wait()
-    wait_until(lambda: not living(run_id), "no process of the run is left")
+    wait_until(lambda: not marked(run_id), "no process of the run is left")
     wait_until(lambda: not Path(f"/proc/{runner_pid}").exists(), "the runner is gone too")
 
 
@@ -179,7 +165,7 @@ def test_proc_03_ctrl_c_reaches_the_trainer_alone_and_ends_every_tree(start_trai
     assert os.getsid(runner_pid) != os.getsid(trainer.pid)
     os.killpg(trainer.pid, signal.SIGINT)
     assert trainer.wait(30) != 0
-    wait_until(lambda: not living(run_id), "no process of the run is left")
+    wait_until(lambda: not marked(run_id), "no process of the run is left")
 
 
 def test_proc_03_a_fork_of_the_trainer_that_lives_on_keeps_no_agent_alive(start_trainer, tmp_path):
@@ -199,5 +185,5 @@ def test_proc_03_a_fork_of_the_trainer_that_lives_on_keeps_no_agent_alive(start_
     wait_until((tmp_path / "forked").exists, "the worker was forked")
     trainer.kill()
     trainer.wait()
-    wait_until(lambda: not living(run_id), "no process of the run is left")
+    wait_until(lambda: not marked(run_id), "no process of the run is left")
     (tmp_path / "over").touch()

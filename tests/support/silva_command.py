@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from marked import marked
+
 SILVA = Path(sys.executable).with_name("silva")
 
 AGENT = """
@@ -105,17 +107,7 @@ def marked_processes(run_dir: Path) -> list[int]:
     """Process ids that carry the marker of this run."""
     from silva.cli.build import run_id_of
 
-    marker = f"SILVA_RUN_ID={run_id_of(run_dir)}".encode()
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                environ = (folder / "environ").read_bytes()
-            except OSError:
-                continue
-            if marker in environ.split(b"\0"):
-                found.append(int(folder.name))
-    return found
+    return marked(run_id_of(run_dir))
 
 
 def runner_pid(trainer: subprocess.Popen[str]) -> int:

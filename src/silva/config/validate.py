@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from silva.config.options import RunConfig
+from silva.store.dumps import check_dump_template
 from silva.types.errors import ConfigError
 
 Command = Literal["train", "rollout", "serve"]
@@ -38,11 +39,8 @@ def validate(config: RunConfig, command: Command) -> None:
     if config.save_hf is not None and Path(config.save_hf).exists() and not Path(config.save_hf).is_dir():
         raise ConfigError(f"--save-hf is {config.save_hf!r}, which is a file; it must name a folder")
     eval_sets(config)
-    if config.save_debug_rollout_data is not None and "{rollout_id}" not in config.save_debug_rollout_data:
-        raise ConfigError(
-            f"--save-debug-rollout-data is {config.save_debug_rollout_data!r}; the path must hold {{rollout_id}}, "
-            "so that each step gets a file of its own"
-        )
+    if config.save_debug_rollout_data is not None:
+        check_dump_template(config.save_debug_rollout_data)
 
 
 def eval_sets(config: RunConfig) -> list[EvalSet]:

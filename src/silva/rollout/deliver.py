@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from silva.rollout.metrics import rollout_metrics
@@ -10,8 +9,6 @@ from silva.rollout.producer import Producer
 from silva.rollout.report import StepReport
 from silva.store.ledger import RunLedger
 from silva.store.metrics import MetricsWriter
-
-log = logging.getLogger("silva.rollout")
 
 
 async def deliver(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from silva.state.forest import Node, SessionForest
 from silva.types.errors import SessionFailure
-from silva.types.generation import VersionSpan
+from silva.types.generation import VersionSpan, join_spans
 from silva.types.messages import JsonObject
 from silva.types.rollout import ExportRecord, NodeRecord, TrainingSample
 
@@ -45,7 +45,7 @@ def build_sample(forest: SessionForest, record: ExportRecord, *, session_id: str
     mask: list[int] = []
     logprobs: list[float] = []
     kept: list[float] = []
-    spans: tuple[VersionSpan, ...] = ()
+    spans: list[VersionSpan] = []
     prompt_len = num_turns = 0
     node = forest.nodes[record.node_id]
     for step in node.path():
@@ -54,8 +54,7 @@ def build_sample(forest: SessionForest, record: ExportRecord, *, session_id: str
         mask.extend([0] * step.lead + [1] * sampled)
         logprobs.extend([0.0] * step.lead + list(step.logprobs))
         kept.extend([1.0] * step.lead + list(step.kept_mass))
-        spans = _join(spans, (VersionSpan(start=0, length=step.lead, version=UNSAMPLED_VERSION),) if step.lead else ())
-        spans = _join(spans, step.spans)
+        spans += (*_lead_span(step), *step.spans)
         if sampled and not num_turns:
             prompt_len = len(ids) - sampled
         num_turns += 1 if sampled else 0
@@ -69,7 +68,7 @@ def build_sample(forest: SessionForest, record: ExportRecord, *, session_id: str
         loss_mask=mask,
         logprobs=logprobs,
         kept_mass=kept,
-        version_spans=spans,
+        version_spans=join_spans(spans),
         reward=record.reward,
         num_turns=num_turns,
         truncated=node.cut,
@@ -77,17 +76,8 @@ def build_sample(forest: SessionForest, record: ExportRecord, *, session_id: str
     )
 
 
-def _join(left: tuple[VersionSpan, ...], right: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
-    joined = list(left)
-    at = joined[-1].start + joined[-1].length if joined else 0
-    for span in right:
-        if joined and joined[-1].version == span.version:
-            last = joined.pop()
-            joined.append(VersionSpan(start=last.start, length=last.length + span.length, version=span.version))
-        else:
-            joined.append(VersionSpan(start=at, length=span.length, version=span.version))
-        at += span.length
-    return tuple(joined)
+def _lead_span(node: Node) -> tuple[VersionSpan, ...]:
+    return (VersionSpan(start=0, length=node.lead, version=UNSAMPLED_VERSION),) if node.lead else ()
 
 
 def node_records(forest: SessionForest) -> list[NodeRecord]:
@@ -101,7 +91,6 @@ def _node_record(node: Node) -> NodeRecord:
     kwargs: JsonObject | None = None
     if node.kind == "root":
         tools, kwargs = list(node.conversation.tools), node.conversation.template_kwargs
-    spans = (VersionSpan(start=0, length=node.lead, version=UNSAMPLED_VERSION),) if node.lead else ()
     return NodeRecord(
         node_id=node.node_id,
         parent_id=None if node.parent is None else node.parent.node_id,
@@ -112,7 +101,7 @@ def _node_record(node: Node) -> NodeRecord:
         loss_mask=[0] * node.lead + [1] * sampled,
         logprobs=[0.0] * node.lead + node.logprobs.tolist(),
         kept_mass=[1.0] * node.lead + node.kept_mass.tolist(),
-        version_spans=_join(spans, node.spans),
+        version_spans=join_spans((*_lead_span(node), *node.spans)),
         finish_reason=node.finish,
         num_aborts=node.num_aborts,
         tools=tools,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -123,10 +124,20 @@ def check_spans(spans: tuple[VersionSpan, ...], num_ids: int) -> None:
 
 def append_span(spans: tuple[VersionSpan, ...], length: int, version: int) -> tuple[VersionSpan, ...]:
     """`spans` followed by `length` more ids of `version`; equal neighbours become one span."""
-    if length == 0:
-        return spans
-    start = sum(span.length for span in spans)
-    if spans and spans[-1].version == version:
-        last = spans[-1]
-        return (*spans[:-1], VersionSpan(start=last.start, length=last.length + length, version=version))
-    return (*spans, VersionSpan(start=start, length=length, version=version))
+    return join_spans((*spans, VersionSpan(start=0, length=length, version=version)))
+
+
+def join_spans(parts: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """The spans of id lists in a row, counted over all ids; equal neighbours become one span, empty ones go."""
+    joined: list[VersionSpan] = []
+    at = 0
+    for part in parts:
+        if part.length == 0:
+            continue
+        if joined and joined[-1].version == part.version:
+            last = joined.pop()
+            joined.append(VersionSpan(start=last.start, length=last.length + part.length, version=last.version))
+        else:
+            joined.append(VersionSpan(start=at, length=part.length, version=part.version))
+        at += part.length
+    return tuple(joined)
