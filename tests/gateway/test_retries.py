@@ -133,6 +133,23 @@ async def test_equal_requests_on_open_connections_are_samples_of_their_own(codec
         await clock.until(lambda: all(task.done() for task in both))
         assert sorted(content(task.result().json()) for task in both) == ["one", "two"]
         assert len(serve.responses("s")) == 2
+        assert sorted(task.result().headers["x-silva-match"] for task in both) == ["branch", "root"]
+        assert sorted(map(str, matches(serve))) == ["branch", "root"]
+        assert [record.difference for record in serve.session("s").requests] == [None, None]
+
+
+@pytest.mark.parametrize(("path", "pointer"), [("/chat/completions", "/messages/0"), ("/responses", "/input/0")])
+async def test_turns_that_began_together_are_compared_when_they_are_written(codec: TurnCodec, path: str, pointer: str):
+    clock = ManualClock()
+    name = "messages" if "chat" in path else "input"
+    async with serving(codec, SLOW, clock=clock) as serve:
+        bodies = [{name: [{"role": "user", "content": text}]} for text in ("a", "b")]
+        both = [asyncio.create_task(serve.post("s", body, path=path)) for body in bodies]
+        await until(lambda: len(serve.calls("s")) == 2)
+        await clock.until(lambda: all(task.done() for task in both))
+        found = [record.difference for record in serve.session("s").requests if record.difference]
+        assert [difference["pointer"] for difference in found] == [f"{pointer}/content"]
+        assert matches(serve) == ["root", "root"]
 
 
 @pytest.mark.parametrize("streams", [(False, False), (True, False), (False, True)])

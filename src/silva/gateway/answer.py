@@ -169,7 +169,7 @@ class Answer:
         assert head is not None
         return (
             (b"x-request-id", self.request_id.encode()),
-            (b"x-silva-match", (self.match or head.match).encode()),
+            (b"x-silva-match", (self.match or self.held.record.match or head.match).encode()),
             (b"x-silva-state", head.state.encode()),
             (b"x-silva-repairs", str(head.num_repairs).encode()),
         )

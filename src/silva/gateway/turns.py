@@ -18,7 +18,7 @@ from silva.inference.engine import Engine
 from silva.state.codec import TurnCodec
 from silva.state.difference import first_difference
 from silva.state.echo import EchoMatch
-from silva.state.forest import Match, Placement
+from silva.state.forest import Match, Placement, SessionForest
 from silva.state.parsers import THINK_CLOSE, TurnParser
 from silva.state.turns import place_turn, read_turn
 from silva.types.clock import Clock
@@ -30,6 +30,7 @@ from silva.types.rollout import MatchKind, Mode, RequestRecord, TokenUsage
 T = TypeVar("T")
 CodecMode = Literal["proven", "rerender"]
 MAX_INLINE_IDS = 1024
+MAX_PATHS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +69,10 @@ class TurnSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedTurn:
-    """A turn that can be sampled. It holds nothing of the request's body. `state` is the matched parent's key."""
+    """A turn that can be sampled. It holds nothing of the request's body. `state` is the matched parent's key.
+
+    `paths` tell where in the request the first of its new messages stood.
+    """
 
     options: TurnOptions
     placement: Placement
@@ -77,6 +81,7 @@ class PreparedTurn:
     num_prompt: int
     num_repairs: int
     sampling: SamplingParams
+    paths: tuple[str, ...]
 
 
 class TurnService:
@@ -126,7 +131,6 @@ class TurnService:
                 lenient=self._settings.echo_match == "lenient",
                 path_of=request.path_of,
             )
-        self.counters[f"match_{kind}"] += 1
         self.counters["marker_mismatch"] += placement.marker_mismatch
         session.first_request.set()
         return PreparedTurn(
@@ -137,6 +141,7 @@ class TurnService:
             num_prompt=num_prompt,
             num_repairs=len(record.repairs),
             sampling=sampling,
+            paths=tuple(map(request.path_of, range(match.num_matched, match.num_messages)[:MAX_PATHS])),
         )
 
     async def count_tokens(self, live: LiveSession, request: ModelRequest) -> int:
@@ -217,9 +222,35 @@ class TurnService:
             response = replace(response, request_id=record.request_id, num_aborts=generation.num_aborts)
             # A repair counts once, with the turn that makes the spelling known; a failed turn leaves it to the next.
             repairs = [kind for alias in forest.unknown_spellings(placement.match) for kind in alias.repair.kinds]
+            self._match_again(forest, turn, record)
             record.node_id = forest.commit(placement, response).node_id
             self.counters.update(f"repair_{kind}" for kind in repairs)
         return message
+
+    def _match_again(self, forest: SessionForest, turn: PreparedTurn, record: RequestRecord) -> None:
+        """Say of a turn how it hangs now: others may have been committed since it was placed."""
+        match, proven = turn.placement.match, self._settings.codec_mode == "proven"
+        parent = match.parent or forest.node_of(match.root) if proven else None
+        children = parent.children if parent is not None else []
+        same = any(child.key == match.request_key for child in children)
+        if same or (children and match.kind != "root"):
+            record.match = "branch"
+        self.counters[f"match_{record.match}"] += 1
+        explained = same or record.match == "append" or record.difference is not None
+        if not proven or explained or (parent is not None and parent.cut):
+            return
+
+        def path_of(index: int) -> str:
+            at = index - match.num_matched
+            return turn.paths[at] if at < len(turn.paths) else f"messages[{index}]"
+
+        record.difference = first_difference(
+            forest,
+            replace(match, parent=parent),
+            lambda index: turn.placement.messages[index - match.num_matched],
+            lenient=self._settings.echo_match == "lenient",
+            path_of=path_of,
+        )
 
     def _sampling(
         self, live: LiveSession, options: TurnOptions, record: RequestRecord, num_prompt: int

@@ -337,6 +337,10 @@ class SessionForest:
                 return exact, length
         return chain, length
 
+    def node_of(self, key: bytes) -> Node | None:
+        """The state with this key, the newest of several."""
+        return self._by_key.get(key)
+
     def unknown_spellings(self, match: Match) -> list[EchoAlias]:
         """Those repairs of a match that no committed turn has brought yet."""
         return [alias for alias in match.aliases if alias.key not in self._by_key]
