@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from silva.state.parsers import ParsedCall, ParsedTurn, TurnParser, read_call
 from silva.types.messages import Message, ToolCall
 
-FULL = TurnParser(reasoning=True, tool_calls=True)
+
+def named(reasoning: bool, tool_calls: bool) -> TurnParser:
+    names = {True: "generic", False: "none"}
+    return TurnParser.from_names(reasoning=names[reasoning], tool_call=names[tool_calls])
+
+
+FULL = TurnParser.from_names(reasoning="generic", tool_call="generic")
 PIECES = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", "\n", " ", "a", "{", "}", '"', ":", ",", "[", "\\",
     '{"name": "f", "arguments": {}}', '{"name": "f", "arguments": {"a": "', '{"name": "f"', '"arguments"', '"name"',
@@ -38,7 +44,7 @@ calls = st.builds(
 
 @given(st.text() | jumbled, openings, st.booleans(), st.booleans())
 def test_any_text_parses(text: str, opening: str, reasoning: bool, tool_calls: bool) -> None:
-    turn = TurnParser(reasoning=reasoning, tool_calls=tool_calls).parse(text, opening=opening)
+    turn = named(reasoning, tool_calls).parse(text, opening=opening)
     assert reasoning or not turn.reasoning
     assert tool_calls or not turn.calls
     assert all(call.name.strip() for call in turn.calls)
@@ -61,7 +67,7 @@ def test_text_without_a_readable_block_is_untouched(text: str) -> None:
 
 @given(jumbled, openings)
 def test_reasoning_loses_only_newlines(text: str, opening: str) -> None:
-    turn = TurnParser(reasoning=True, tool_calls=False).parse(text, opening=opening)
+    turn = named(True, False).parse(text, opening=opening)
     inside = opening.rstrip("\n").endswith("<think>")
     if not inside and not re.match(r"\n*<think>", text):
         assert turn == ParsedTurn(content=text)
@@ -74,7 +80,7 @@ def test_reasoning_loses_only_newlines(text: str, opening: str) -> None:
 
 @given(jumbled)
 def test_calls_take_nothing_from_the_text_around_them(text: str) -> None:
-    turn = TurnParser(reasoning=False, tool_calls=True).parse(text)
+    turn = named(False, True).parse(text)
     assume(not any("</tool_call>" in call.arguments for call in turn.calls))
     outside = re.sub(r"<tool_call>.*?(</tool_call>|\Z)", "", text, flags=re.S).replace("\n", "")
     assert _is_subsequence(outside, turn.content)
@@ -186,11 +192,14 @@ def test_the_newline_behind_the_opening_mark_belongs_to_the_template() -> None:
 
 @pytest.mark.parametrize("name", ["none", "auto", "generic"])
 def test_known_parsers(name: str) -> None:
-    parser = TurnParser.from_names(reasoning=name, tool_call="none")
-    assert parser == TurnParser(reasoning=name != "none", tool_calls=False)
-    assert TurnParser.from_names(reasoning="none", tool_call=name).tool_calls == (name != "none")
+    assert TurnParser.from_names(reasoning=name, tool_call="none") == named(name != "none", False)
+    assert TurnParser.from_names(reasoning="none", tool_call=name) == named(False, name != "none")
 
 
 def test_an_unknown_parser_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="agentic_tool_call_parser is 'hermes'"):
-        TurnParser.from_names(reasoning="auto", tool_call="hermes")
+    with pytest.raises(
+        ValueError, match="agentic_tool_call_parser is 'hermess'; known parsers are none, auto, generic"
+    ):
+        TurnParser.from_names(reasoning="auto", tool_call="hermess")
+    with pytest.raises(ValueError, match="agentic_reasoning_parser is 'hermes'"):
+        TurnParser.from_names(reasoning="hermes", tool_call="none")
