@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from silva.state.parsers.parts import ParsedCall, Piece, Tools
+from silva.state.parsers.parts import ParsedCall, Piece, Tools, json_end, mark_end
 
-CHANNEL, END = "<|channel|>", "<|end|>"
+CHANNEL, END, CALL = "<|channel|>", "<|end|>", "<|call|>"
 _FUNCTION = "to=functions."
 _HEAD = re.compile(
-    r"(?:<\|start\|>assistant(?P<to>[^<]*))?<\|channel\|>(?P<channel>[^<]*)(?:<\|constrain\|>[^<]*)?<\|message\|>"
+    r"(?:<\|start\|>assistant(?P<to>[^<]*)|\A(?P<first_to>\s*to=[^<]*))?"
+    r"<\|channel\|>(?P<channel>[^<]*)(?:<\|constrain\|>[^<]*)?<\|message\|>"
 )
 _BODY_END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)|(?=<\|channel\|>)|\Z")
 _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
@@ -38,7 +39,7 @@ def _parts(text: str, at: int = 0) -> Iterator[_Part]:
         stop = _BODY_END.search(text, found.end())
         assert stop is not None
         words = found.group("channel").split()
-        to = _RECIPIENT.search(f"{found.group('to') or ''} {found.group('channel')}")
+        to = _RECIPIENT.search(" ".join(part or "" for part in found.group("to", "first_to", "channel")))
         yield _Part(
             start=found.start(),
             begin=found.end(),
@@ -92,5 +93,8 @@ class HarmonyCalls:
     def read(self, text: str, start: int, tools: Tools) -> list[Piece]:
         part = next(_parts(text, start))
         assert part.function is not None
-        arguments = text[part.begin : part.stop].strip()
+        stop = json_end(text, part.begin) if part.end == len(text) else -1
+        if stop < 0 or mark_end(text, stop, CALL) != len(text):
+            stop = part.stop
+        arguments = text[part.begin : stop].strip()
         return [Piece(end=part.end, call=ParsedCall(name=part.function, arguments=arguments))]

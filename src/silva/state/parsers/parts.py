@@ -19,6 +19,8 @@ from silva.types.messages import JsonObject
 _CLEAR_NAME = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*(?:,\s*"(?:arguments|parameters)"\s*:(.*)|,?\s*)', re.S
 )
+_NEXT_KEY = re.compile(r'\s*,\s*(?:"|\Z)')
+"""Behind arguments that are whole: the call was cut in another of its fields."""
 _BLANKS = re.compile(r"\s*")
 _JSON = json.JSONDecoder()
 
@@ -156,6 +158,9 @@ def _read_broken_call(body: str) -> ParsedCall | None:
     if found is None or not name or not name.strip():
         return None
     arguments = (found.group(2) or "").strip()
+    end = json_end(arguments, 0)
+    if end >= 0 and _NEXT_KEY.match(arguments, end):
+        return ParsedCall(name=name, arguments=unquoted(arguments[:end]))
     if arguments.endswith("}") and arguments.count("}") > arguments.count("{"):
         arguments = arguments[:-1].rstrip()
     return ParsedCall(name=name, arguments=arguments)
