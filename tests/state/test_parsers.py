@@ -11,6 +11,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from silva.state.parsers import ParsedCall, ParsedTurn, TurnParser, read_call
+from silva.state.parsers.parts import first_of, json_end
 from silva.types.messages import Message, ToolCall
 
 
@@ -203,3 +204,20 @@ def test_an_unknown_parser_is_refused_by_name() -> None:
         TurnParser.from_names(reasoning="auto", tool_call="hermess")
     with pytest.raises(ValueError, match="agentic_reasoning_parser is 'hermes'"):
         TurnParser.from_names(reasoning="hermes", tool_call="none")
+
+
+@given(st.integers(480, 540), st.sampled_from(["a", "\\\\", '\\"', "\\u00e9", "é"]), st.sampled_from(["", "<", "}"]))
+def test_json_that_is_longer_than_a_window_ends_where_it_ends(num: int, filler: str, behind: str) -> None:
+    for text in (
+        f'{{"k": "{filler * num}", "n": 12345}}',
+        " " + "[1, true, " * (num // 4) + "-1.5e3" + "]" * (num // 4),
+    ):
+        assert json_end(text + behind, 0) == len(text)
+        assert json_end(text[: num + 3], 0) == -1
+        assert json_end(text[:num] + "?" + text[num:], 0) in (-1, len(text) + 1)
+
+
+@given(jumbled, st.lists(st.sampled_from(["<think>", "</tool_call>", "a"]), max_size=3), st.integers(0, 1200))
+def test_the_first_mark_is_found_over_all_windows(text: str, marks: list[str], num: int) -> None:
+    text = "x" * num + text
+    assert first_of(text, 0, marks) == min((text.find(m) for m in marks if m in text), default=-1)

@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
     for item in _eval_sets(config):
         checks.run(f"dataset {item.name}", lambda path=item.path: _check_dataset(config, path, []))
     if config.hf_checkpoint is not None:
-        checks.run("chat template", lambda: _check_template(config))
-        checks.run("parsers", lambda: str(load_parser(config, load_codec(config))))
+        if checks.run("chat template", lambda: _check_template(config)):
+            checks.run("parsers", lambda: str(load_parser(config, load_codec(config))))
         if config.engine == "torch":
             checks.run("model", lambda: _check_model(config))
     if options_fit and datasets and not checks.failed and not args.no_agent_run:

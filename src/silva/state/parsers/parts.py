@@ -23,6 +23,9 @@ _NEXT_KEY = re.compile(r'\s*,\s*(?:"|\Z)')
 """Behind arguments that are whole: the call was cut in another of its fields."""
 _BLANKS = re.compile(r"\s*")
 _JSON = json.JSONDecoder()
+_WINDOW = 512
+_LONGEST_WORD = 16
+"""No word or escape of JSON that a window may cut is longer."""
 
 Tools = Sequence[JsonObject] | None
 """The tools of the conversation in nested form; None where they are not known."""
@@ -100,21 +103,45 @@ def mark_end(text: str, at: int, mark: str, *, least: int = 0) -> int:
 
 
 def json_end(text: str, at: int) -> int:
-    """Where the JSON value ends that stands at `at` behind blanks; -1 where none does, or one that was cut."""
-    try:
-        return _JSON.raw_decode(text, skip_blanks(text, at))[1]
-    except (ValueError, RecursionError):
-        return -1
+    """Where the JSON value ends that stands at `at` behind blanks; -1 where none does, or one that was cut.
+
+    It reads a window that grows: a decoder that fails counts the lines of all that it was given.
+    """
+    at = skip_blanks(text, at)
+    size = _WINDOW
+    while True:
+        part, is_all = text[at : at + size], at + size >= len(text)
+        try:
+            end = _JSON.raw_decode(part)[1]
+            if end < len(part) or is_all:
+                return at + end
+        except json.JSONDecodeError as error:
+            if is_all or not (error.msg.startswith("Unterminated") or error.pos > size - _LONGEST_WORD):
+                return -1
+        except (ValueError, RecursionError):
+            return -1
+        size *= 8
 
 
 def text_until(text: str, at: int, *marks: str) -> int:
     """Where the first of `marks` begins from `at` on; the end of the text where none is."""
-    return min((found for mark in marks if (found := text.find(mark, at)) >= 0), default=len(text))
+    found = first_of(text, at, marks)
+    return found if found >= 0 else len(text)
 
 
 def first_of(text: str, at: int, marks: Sequence[str]) -> int:
-    """Where the first of `marks` begins from `at` on; -1: nowhere."""
-    return min((found for mark in marks if (found := text.find(mark, at)) >= 0), default=-1)
+    """Where the first of `marks` begins from `at` on; -1: nowhere.
+
+    It looks in a window that grows, so that a mark which stands nowhere is not looked for to the end each time.
+    """
+    size = _WINDOW
+    while marks and at < len(text):
+        stop = at + size
+        found = [begin for mark in marks if (begin := text.find(mark, at, stop + len(mark) - 1)) >= 0]
+        if found:
+            return min(found)
+        at, size = stop, size * 8
+    return -1
 
 
 def closed(text: str, at: int, close: str, *again: str) -> list[Piece]:
@@ -127,8 +154,8 @@ def closed(text: str, at: int, close: str, *again: str) -> list[Piece]:
     end = mark_end(text, at, close)
     if end >= 0:
         return [Piece(end=end, is_mark=True)] if end > at else []
-    begin = text.find(close, at)
-    if begin < 0 or 0 <= first_of(text, at, again) < begin:
+    begin = first_of(text, at, (close, *again))
+    if begin < 0 or not text.startswith(close, begin):
         return []
     left = [Piece(end=begin)] if begin > at else []
     return [*left, Piece(end=begin + len(close), is_mark=True)]
