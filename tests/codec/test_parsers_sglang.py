@@ -4,8 +4,8 @@ Left out, because theirs differ on purpose or by fault, while our answer is what
 
 - Schemas with `$ref` or `anyOf`: theirs leave such arguments strings.
 - DeepSeek V3.2 and V4, strings with blanks at their ends: theirs trim them, though the tag says that it is a string.
-- Mistral Nemo: theirs want a blank between the mark and the array, which the template does not write. Mistral Small 3.2:
-  theirs do not know `[CALL_ID]`.
+- Mistral Nemo: theirs want a blank between the mark and the array, which the template does not write.
+- Mistral Small 3.2: theirs do not know `[CALL_ID]`.
 - gpt-oss: theirs do not see a call whose recipient stands before the channel, as the template writes it.
 - Seed-OSS: theirs have no parser for it.
 - Texts around calls: theirs trim all blanks, ours lose the template's newlines only.
