@@ -120,15 +120,17 @@ class RunConfig:
         "parsers",
         "choice",
         "none",
-        "How tool calls are read from sampled text; auto: as the chat template writes them.",
+        "How tool calls are read from sampled text; auto: as the chat template writes them (names: docs/model-api.md).",
         choices=parser_names("tool_call"),
+        metavar="NAME",
     )
     agentic_reasoning_parser: str = opt(
         "parsers",
         "choice",
         "none",
-        "How reasoning is read from sampled text; auto: as the chat template writes it.",
+        "How reasoning is read from sampled text; auto: as the chat template writes it (names: docs/model-api.md).",
         choices=parser_names("reasoning"),
+        metavar="NAME",
     )
     # capacity
     agentic_concurrency: int | None = opt(
