@@ -189,7 +189,7 @@ async def serve(folder: Path, engine_port: int) -> None:
     clock, codec, engine = SystemClock(), TurnCodec.load(folder), http_engine(engine_port)
     assert codec.end_of_turn_id() == END_ID
     registry = SessionRegistry(engine, clock, open_sessions=True)
-    parser = TurnParser(reasoning=True, tool_calls=True)
+    parser = TurnParser.from_names(reasoning="generic", tool_call="generic")
     turns = TurnService(engine=engine, codec=codec, parser=parser, clock=clock, settings=TurnSettings())
     server = GatewayServer(GatewayApp(registry, turns, clock), ServerSettings())
     await server.start()

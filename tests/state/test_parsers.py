@@ -11,9 +11,16 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from silva.state.parsers import ParsedCall, ParsedTurn, TurnParser, read_call
+from silva.state.parsers.parts import first_of, json_end
 from silva.types.messages import Message, ToolCall
 
-FULL = TurnParser(reasoning=True, tool_calls=True)
+
+def named(reasoning: bool, tool_calls: bool) -> TurnParser:
+    names = {True: "generic", False: "none"}
+    return TurnParser.from_names(reasoning=names[reasoning], tool_call=names[tool_calls])
+
+
+FULL = TurnParser.from_names(reasoning="generic", tool_call="generic")
 PIECES = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", "\n", " ", "a", "{", "}", '"', ":", ",", "[", "\\",
     '{"name": "f", "arguments": {}}', '{"name": "f", "arguments": {"a": "', '{"name": "f"', '"arguments"', '"name"',
@@ -38,7 +45,7 @@ calls = st.builds(
 
 @given(st.text() | jumbled, openings, st.booleans(), st.booleans())
 def test_any_text_parses(text: str, opening: str, reasoning: bool, tool_calls: bool) -> None:
-    turn = TurnParser(reasoning=reasoning, tool_calls=tool_calls).parse(text, opening=opening)
+    turn = named(reasoning, tool_calls).parse(text, opening=opening)
     assert reasoning or not turn.reasoning
     assert tool_calls or not turn.calls
     assert all(call.name.strip() for call in turn.calls)
@@ -61,7 +68,7 @@ def test_text_without_a_readable_block_is_untouched(text: str) -> None:
 
 @given(jumbled, openings)
 def test_reasoning_loses_only_newlines(text: str, opening: str) -> None:
-    turn = TurnParser(reasoning=True, tool_calls=False).parse(text, opening=opening)
+    turn = named(True, False).parse(text, opening=opening)
     inside = opening.rstrip("\n").endswith("<think>")
     if not inside and not re.match(r"\n*<think>", text):
         assert turn == ParsedTurn(content=text)
@@ -74,7 +81,7 @@ def test_reasoning_loses_only_newlines(text: str, opening: str) -> None:
 
 @given(jumbled)
 def test_calls_take_nothing_from_the_text_around_them(text: str) -> None:
-    turn = TurnParser(reasoning=False, tool_calls=True).parse(text)
+    turn = named(False, True).parse(text)
     assume(not any("</tool_call>" in call.arguments for call in turn.calls))
     outside = re.sub(r"<tool_call>.*?(</tool_call>|\Z)", "", text, flags=re.S).replace("\n", "")
     assert _is_subsequence(outside, turn.content)
@@ -186,11 +193,31 @@ def test_the_newline_behind_the_opening_mark_belongs_to_the_template() -> None:
 
 @pytest.mark.parametrize("name", ["none", "auto", "generic"])
 def test_known_parsers(name: str) -> None:
-    parser = TurnParser.from_names(reasoning=name, tool_call="none")
-    assert parser == TurnParser(reasoning=name != "none", tool_calls=False)
-    assert TurnParser.from_names(reasoning="none", tool_call=name).tool_calls == (name != "none")
+    assert TurnParser.from_names(reasoning=name, tool_call="none") == named(name != "none", False)
+    assert TurnParser.from_names(reasoning="none", tool_call=name) == named(False, name != "none")
 
 
 def test_an_unknown_parser_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="agentic_tool_call_parser is 'hermes'"):
-        TurnParser.from_names(reasoning="auto", tool_call="hermes")
+    with pytest.raises(
+        ValueError, match="agentic_tool_call_parser is 'hermess'; known parsers are none, auto, generic"
+    ):
+        TurnParser.from_names(reasoning="auto", tool_call="hermess")
+    with pytest.raises(ValueError, match="agentic_reasoning_parser is 'hermes'"):
+        TurnParser.from_names(reasoning="hermes", tool_call="none")
+
+
+@given(st.integers(480, 540), st.sampled_from(["a", "\\\\", '\\"', "\\u00e9", "é"]), st.sampled_from(["", "<", "}"]))
+def test_json_that_is_longer_than_a_window_ends_where_it_ends(num: int, filler: str, behind: str) -> None:
+    for text in (
+        f'{{"k": "{filler * num}", "n": 12345}}',
+        " " + "[1, true, " * (num // 4) + "-1.5e3" + "]" * (num // 4),
+    ):
+        assert json_end(text + behind, 0) == len(text)
+        assert json_end(text[: num + 3], 0) == -1
+        assert json_end(text[:num] + "?" + text[num:], 0) in (-1, len(text) + 1)
+
+
+@given(jumbled, st.lists(st.sampled_from(["<think>", "</tool_call>", "a"]), max_size=3), st.integers(0, 1200))
+def test_the_first_mark_is_found_over_all_windows(text: str, marks: list[str], num: int) -> None:
+    text = "x" * num + text
+    assert first_of(text, 0, marks) == min((text.find(m) for m in marks if m in text), default=-1)

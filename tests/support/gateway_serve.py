@@ -158,7 +158,7 @@ async def serving(
         serve.turns = TurnService(
             engine=engine,
             codec=codec,
-            parser=parser or TurnParser(reasoning=True, tool_calls=True),
+            parser=parser or TurnParser.from_names(reasoning="generic", tool_call="generic"),
             clock=clock,
             settings=TurnSettings(train=sampling or SamplingSettings(), **settings),
         )

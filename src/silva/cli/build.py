@@ -161,6 +161,16 @@ def load_codec(config: RunConfig) -> TurnCodec:
     return TurnCodec.load(config.hf_checkpoint, default_template_kwargs=config.apply_chat_template_kwargs)
 
 
+def load_parser(config: RunConfig, codec: TurnCodec) -> TurnParser:
+    """The parser that the options name; `auto` is what the chat template and the tokenizer show."""
+    return TurnParser.from_names(
+        reasoning=config.agentic_reasoning_parser,
+        tool_call=config.agentic_tool_call_parser,
+        template=codec.template_source,
+        added_tokens=codec.added_tokens,
+    )
+
+
 def build_engine(config: RunConfig, codec: TurnCodec, clock: Clock, *, hf_dir: Path, version: int = 0) -> Engine:
     """The engine that the options name, with the weights of `hf_dir`."""
     if config.engine == "scripted":
@@ -301,7 +311,8 @@ async def open_gateway(
 
     At the end every session that still lives ends first, then the server stops.
     """
-    parser = TurnParser.from_names(reasoning=config.agentic_reasoning_parser, tool_call=config.agentic_tool_call_parser)
+    parser = load_parser(config, codec)
+    log.info("parsers: %s", parser)
     turns = TurnService(engine=engine, codec=codec, parser=parser, clock=clock, settings=turn_settings(config))
     stack.callback(turns.close)
     registry = SessionRegistry(

@@ -10,7 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from silva.agent.environment import withheld_names
-from silva.cli.build import check_model, group_settings, load_codec, load_prompts, open_groups, open_runtime
+from silva.cli.build import (
+    check_model,
+    group_settings,
+    load_codec,
+    load_parser,
+    load_prompts,
+    open_groups,
+    open_runtime,
+)
 from silva.cli.loop import run_async
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
@@ -54,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     for item in _eval_sets(config):
         checks.run(f"dataset {item.name}", lambda path=item.path: _check_dataset(config, path, []))
     if config.hf_checkpoint is not None:
-        checks.run("chat template", lambda: _check_template(config))
+        if checks.run("chat template", lambda: _check_template(config)):
+            checks.run("parsers", lambda: str(load_parser(config, load_codec(config))))
         if config.engine == "torch":
             checks.run("model", lambda: _check_model(config))
     if options_fit and datasets and not checks.failed and not args.no_agent_run:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from silva.state.parsers import parser_names
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptionInfo:
@@ -115,10 +117,20 @@ class RunConfig:
     )
     # parsers
     agentic_tool_call_parser: str = opt(
-        "parsers", "choice", "none", "How tool calls are read from sampled text.", choices=("none", "auto", "generic")
+        "parsers",
+        "choice",
+        "none",
+        "How tool calls are read from sampled text; auto: as the chat template writes them (names: docs/model-api.md).",
+        choices=parser_names("tool_call"),
+        metavar="NAME",
     )
     agentic_reasoning_parser: str = opt(
-        "parsers", "choice", "none", "How reasoning is read from sampled text.", choices=("none", "auto", "generic")
+        "parsers",
+        "choice",
+        "none",
+        "How reasoning is read from sampled text; auto: as the chat template writes it (names: docs/model-api.md).",
+        choices=parser_names("reasoning"),
+        metavar="NAME",
     )
     # capacity
     agentic_concurrency: int | None = opt(

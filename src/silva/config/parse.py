@@ -60,7 +60,7 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, item: Field[Any], info:
         return
     if info.kind in ("list", "intlist"):
         more["nargs"], more["action"] = "+", _Extend
-    if info.kind == "choice":
+    if info.kind == "choice" and info.metavar is None:
         more["metavar"] = "{" + ",".join(info.choices) + "}"
     elif info.metavar:
         more["metavar"] = info.metavar

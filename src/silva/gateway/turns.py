@@ -19,7 +19,7 @@ from silva.state.codec import TurnCodec
 from silva.state.difference import first_difference
 from silva.state.echo import EchoMatch
 from silva.state.forest import Match, Placement, SessionForest
-from silva.state.parsers import THINK_CLOSE, TurnParser
+from silva.state.parsers import TurnParser
 from silva.state.turns import place_turn, read_turn
 from silva.types.clock import Clock
 from silva.types.errors import RequestError, TransitionRefused
@@ -325,7 +325,8 @@ class TurnService:
         return low
 
     def _num_reasoning(self, ids: list[int], message: Message) -> int:
-        return self._shortest_prefix(ids, THINK_CLOSE) if message.reasoning else 0
+        end_mark = self._parser.reasoning_end
+        return self._shortest_prefix(ids, end_mark) if end_mark and message.reasoning else 0
 
     def _logprobs(self, result: GenerateResult) -> list[TokenLogprob]:
         """One entry a sampled id. The end-of-turn marker has no text of its own."""

@@ -10,7 +10,7 @@ from itertools import takewhile
 from silva.state.codec import SampledTail, TurnCodec, TurnDelta
 from silva.state.forest import Match, Node, Placement, Response
 from silva.state.identity import is_object_text, message_digest
-from silva.state.parsers import ParsedTurn, TurnParser
+from silva.state.parsers import ParsedTurn, Tools, TurnParser
 from silva.types.errors import TransitionRefused
 from silva.types.generation import GenerateResult
 from silva.types.messages import Message, ToolCall
@@ -120,12 +120,12 @@ def read_turn(
     Returns what is committed, and the message that the client gets: the new part of a continued turn; with
     `object_calls` calls whose arguments are no JSON object are text in it.
     """
-    key = placement.match.request_key
+    key, tools = placement.match.request_key, placement.match.conversation.tools
     if not placement.continues:
         opening = codec.decode(placement.lead_ids) if placement.lead_ids else ""
         text = _text(codec, [], result)
-        message = _message(parser.parse(text, opening=opening), key, sibling)
-        told = _with_object_calls(message, parser, text, opening) if object_calls else message
+        message = _message(parser.parse(text, opening=opening, tools=tools), key, sibling)
+        told = _with_object_calls(message, parser, text, opening, tools) if object_calls else message
         digest = message_digest(message)
         told_digest = None if told is message else message_digest(told)
         other = None if told is message else told
@@ -133,25 +133,25 @@ def read_turn(
     lead, before = _turn_so_far(placement.match.parent)
     opening = codec.decode(lead) if lead else ""
     text = _text(codec, before, result)
-    parsed = parser.parse(text, opening=opening)
+    parsed = parser.parse(text, opening=opening, tools=tools)
     assert placement.match.parent is not None
     old = placement.match.parent.messages[0]
     whole = _message(parsed, key, sibling, kept=old.tool_calls)
     if object_calls:
-        old_told = _with_object_calls(old, parser, codec.decode(before), opening)
-        new = _new_part(old_told, _with_object_calls(whole, parser, text, opening))
+        old_told = _with_object_calls(old, parser, codec.decode(before), opening, tools)
+        new = _new_part(old_told, _with_object_calls(whole, parser, text, opening, tools))
     else:
         new = _new_part(old, whole)
     digest, told_digest = message_digest(whole), message_digest(new)
     return Response(result=result, message=whole, digest=digest, told_digest=told_digest, told=new), new
 
 
-def _with_object_calls(message: Message, parser: TurnParser, text: str, opening: str) -> Message:
+def _with_object_calls(message: Message, parser: TurnParser, text: str, opening: str, tools: Tools) -> Message:
     """`message` with every call that holds no JSON object left as sampled text; itself where none is so."""
     calls = tuple(call for call in message.tool_calls if is_object_text(call.arguments))
     if len(calls) == len(message.tool_calls):
         return message
-    parsed = parser.parse(text, opening=opening, is_call=lambda call: is_object_text(call.arguments))
+    parsed = parser.parse(text, opening=opening, tools=tools, is_call=lambda call: is_object_text(call.arguments))
     return replace(message, content=parsed.content, tool_calls=calls)
 
 

@@ -68,7 +68,11 @@ class TurnCodec:
                 "or use an instruct checkpoint"
             )
         self.tokenizer = tokenizer
+        self.template_source: str = source if isinstance(source, str) else "\n".join(source.values())
         self._text = TokenText(backend)
+        self.added_tokens: frozenset[str] = frozenset(
+            token.content for token in backend.get_added_tokens_decoder().values()
+        )
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         specials = {key: str(value) for key, value in tokenizer.special_tokens_map.items()}
         self._template = ChatTemplate(source, specials=specials, now=now or datetime.now())

@@ -1,0 +1,69 @@
+"""Calls between marks of their own, name and JSON arguments apart, in a section with marks around it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from silva.state.parsers.parts import (
+    ParsedCall,
+    Piece,
+    Tools,
+    closed,
+    first_of,
+    json_end,
+    mark_end,
+    text_until,
+    unquoted,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SectionCalls:
+    """`head` is a pattern from `call_open` up to the arguments and holds `name`; `fence` may stand behind these."""
+
+    open: str
+    close: str
+    call_open: str
+    call_close: str
+    head: str
+    fence: str = ""
+    gap: int = 0
+    _head: re.Pattern[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_head", re.compile(rf"\s*{re.escape(self.call_open)}{self.head}"))
+
+    def find(self, text: str, at: int, tools: Tools) -> int:
+        return first_of(text, at, (self.open, self.call_open))
+
+    def read(self, text: str, start: int, tools: Tools) -> list[Piece]:
+        pieces: list[Piece] = []
+        at = start
+        if text.startswith(self.open, at):
+            at += len(self.open)
+            pieces.append(Piece(end=at, is_mark=True))
+        while found := self._head.match(text, at):
+            at, arguments = self._arguments(text, found.end())
+            pieces.append(Piece(end=at, call=ParsedCall(name=found.group("name"), arguments=arguments)))
+        if not pieces:
+            return [Piece(end=start + len(self.call_open))]
+        return [*pieces, *self._closed(text, at)]
+
+    def _arguments(self, text: str, begin: int) -> tuple[int, str]:
+        """The end of a call whose arguments stand at `begin`, and these: JSON, else the raw text up to a mark."""
+        at = json_end(text, begin)
+        if at >= 0:
+            fence_end = mark_end(text, at, self.fence) if self.fence else -1
+            end = mark_end(text, max(at, fence_end), self.call_close)
+            if end >= 0:
+                return end, unquoted(text[begin:at].strip())
+        limit = text_until(text, begin, self.call_close, self.close, self.call_open)
+        raw = text[begin:limit].strip()
+        if self.fence:
+            raw = raw.removesuffix(self.fence).rstrip()
+        end = limit + len(self.call_close) if text.startswith(self.call_close, limit) else limit
+        return end, raw
+
+    def _closed(self, text: str, at: int) -> list[Piece]:
+        return closed(text, at, self.close, self.open, self.call_open)
