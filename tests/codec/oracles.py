@@ -228,6 +228,73 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
+_COHERE = (
+    "<BOS_TOKEN>",
+    *(f"<|{name}_TOKEN|>" for name in ("START_OF_TURN", "END_OF_TURN", "SYSTEM", "USER", "CHATBOT")),
+    *(f"<|{end}_{name}|>" for name in ("THINKING", "ACTION", "RESPONSE", "TOOL_RESULT", "TEXT") for end in ("START", "END")),
+)
+_R1_TOOLS = ("calls_begin", "calls_end", "call_begin", "call_end", "sep", "outputs_begin", "outputs_end")
+
+# Templates that write a step otherwise in each history. Qwen's vocabulary stands in for those of Cohere, Bielik, Apertus
+WHOLE: dict[str, Family] = {
+    # it numbers calls and results through the chat
+    "command-r7b": Family(
+        template="CohereForAI-c4ai-command-r7b-12-2024-tool_use",
+        vocabulary="qwen2",
+        bos="<BOS_TOKEN>",
+        eos="<|END_OF_TURN_TOKEN|>",
+        added=_COHERE,
+        append_only=False,
+        num_episodes=60,
+    ),
+    "cohere2moe": Family(
+        template="Cohere2MoE",
+        vocabulary="qwen2",
+        bos="<BOS_TOKEN>",
+        eos="<|END_OF_TURN_TOKEN|>",
+        added=_COHERE,
+        reasoning=True,
+        append_only=False,
+        num_episodes=60,
+    ),
+    "bielik": Family(
+        template="Bielik-11B-v3.0-Instruct",
+        vocabulary="qwen2",
+        bos="<s>",
+        eos="<|im_end|>",
+        added=("<s>", *_QWEN3, "<|function_list|>", "<|function_output|>"),
+        reasoning=True,
+        num_episodes=60,
+    ),
+    "apertus": Family(
+        template="Apertus-8B-Instruct",
+        vocabulary="qwen2",
+        bos="<s>",
+        eos="<|assistant_end|>",
+        stops=("<|assistant_end|>", "<|tools_suffix|>"),
+        added=(
+            "<s>",
+            *(f"<|{role}_{end}|>" for role in ("system", "developer", "user", "assistant") for end in ("start", "end")),
+            *("<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>"),
+        ),
+        append_only=False,
+        num_episodes=60,
+    ),
+    "r1-distill-tools": Family(
+        template="deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+        vocabulary="qwen2",
+        bos="<｜begin▁of▁sentence｜>",
+        eos="<｜end▁of▁sentence｜>",
+        added=(
+            *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"),
+            *(f"<｜tool▁{name}｜>" for name in (*_R1_TOOLS, "output_begin", "output_end")),
+        ),
+        blank_content=True,
+        append_only=False,
+        num_episodes=60,
+    ),
+}
+
 
 def oracle(path: str) -> Path:
     """A file of the oracles."""
@@ -276,7 +343,7 @@ class Oracle:
 
 
 def load(name: str) -> Oracle:
-    family = FAMILIES[name]
+    family = FAMILIES.get(name) or WHOLE[name]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend_of(family), bos_token=family.bos, eos_token=family.eos)
     tokenizer.chat_template = template_of(family)
     stops = [tokenizer.convert_tokens_to_ids(token) for token in family.stops]

@@ -124,11 +124,10 @@ def encode_delta(frame: Frame, ends: TurnEnds, tail: SampledTail, messages: Sequ
     known: DeltaRecipe | None = frame.deltas.get(key)
     for cached in (True, False):
         if known is None:
-            with frame.lock:
-                known = Learner(frame, ends, context, tree, slots, tail.has_system).learn(cached=cached)
+            known = _learn(frame, key, Learner(frame, ends, context, tree, slots, tail.has_system), cached)
         named = context.texts(known.fillers)
         inert = Texts(frame.inert, _inert(frame, named), _inert(frame, slots.values))
-        if _proven(frame, known, tree, inert):
+        if proven(frame, known, tree, inert):
             break
         known = None  # the texts matter after all, or a transform was learned in too narrow surroundings
     else:
@@ -136,19 +135,33 @@ def encode_delta(frame: Frame, ends: TurnEnds, tail: SampledTail, messages: Sequ
     if len(key) <= CACHED_KEY_CHARS:
         frame.deltas.put(key, known)
     observation, opening = known.recipe.encode(frame.text, Texts(frame.slots.values, named, slots.values))
-    return _close(ends, tail, known.first_id, observation, opening)
+    return close(ends, tail, known.first_id, observation, opening)
+
+
+def _learn(frame: Frame, key: str, learner: Learner, cached: bool) -> DeltaRecipe:
+    """Learn a delta. That a step is impure is remembered: it is looked up anew at each turn that takes it."""
+    impure: ImpureTransition | None = frame.impure.get(key)
+    if impure is not None:
+        raise ImpureTransition(str(impure), field=impure.field)
+    with frame.lock:
+        try:
+            return learner.learn(cached=cached)
+        except ImpureTransition as error:
+            if len(key) <= CACHED_KEY_CHARS:
+                frame.impure.put(key, error.with_traceback(None))
+            raise
 
 
 def _inert(frame: Frame, texts: Sequence[str]) -> list[str]:
     return [frame.text.inert(text) for text in texts]
 
 
-def _proven(frame: Frame, known: DeltaRecipe, tree: Tree, inert: TextOf) -> bool:
+def proven(frame: Frame, known: DeltaRecipe, tree: Tree, inert: TextOf) -> bool:
     real = frame.render([*known.beginning, *tree], inert, gen=True, inert=True)
     return real.endswith(known.recipe.text(inert))
 
 
-def _close(ends: TurnEnds, tail: SampledTail, first: int, observation: list[int], opening: list[int]) -> TurnDelta:
+def close(ends: TurnEnds, tail: SampledTail, first: int, observation: list[int], opening: list[int]) -> TurnDelta:
     """Leave out the closing token where the model sampled it, or another one that means the same."""
     if tail.cut or tail.last_id not in ends.closers:
         return TurnDelta(observation_ids=observation, opening_ids=opening)
@@ -179,8 +192,9 @@ class Learner:
         self._context = context
         self._tree = tree
         self._slots = slots
-        self._prefixes = _prefixes(frame, context.slots, has_system)
+        self._prefixes = small_beginnings(frame, context.slots, has_system)
         self._survey = survey
+        self._text = ""
         self._reason: TransitionRefused | None = None
 
     def learn(self, *, cached: bool = False) -> DeltaRecipe:
@@ -201,6 +215,7 @@ class Learner:
             if self._reason is None or self._renders(beginning):
                 self._reason = error
             return None
+        self._text = text
         try:
             tail = self._cut(text, form, beginning)
             check_shown(parse(tail), self._tree, late_from=0, everywhere=text)
@@ -324,7 +339,7 @@ class Learner:
                 )
 
 
-def _prefixes(frame: Frame, slots: Slots, has_system: bool | None) -> dict[str, Tree]:
+def small_beginnings(frame: Frame, slots: Slots, has_system: bool | None) -> dict[str, Tree]:
     """Beginnings to compare, by name: s(ystem), u(ser), a(ssistant), c(all), t(ool result), r(easoning answer)."""
 
     def turn(role: str) -> JsonObject:
