@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 from silva.state.codec.deltas import SampledTail, TurnDelta
+from silva.state.codec.encoder import TokenText
 from silva.state.codec.ends import TurnEnds
 from silva.state.codec.frame import NEW, Frame, TextOf, Texts, placeholder
 from silva.state.codec.recipe import Recipe, make_recipe
@@ -24,7 +26,11 @@ Tree = list[JsonObject]
 
 
 class ImpureTransition(TransitionRefused):
-    """The template allows the step, but what it writes depends on the history."""
+    """The template allows the step, but what it writes depends on the history. `what` says how."""
+
+    def __init__(self, what: str, *, field: str | None):
+        super().__init__(f"{what}, so the turn cannot be continued token by token", field=field)
+        self.what = what
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +148,7 @@ def _learn(frame: Frame, key: str, learner: Learner, cached: bool) -> DeltaRecip
     """Learn a delta. That a step is impure is remembered: it is looked up anew at each turn that takes it."""
     impure: ImpureTransition | None = frame.impure.get(key)
     if impure is not None:
-        raise ImpureTransition(str(impure), field=impure.field)
+        raise ImpureTransition(impure.what, field=impure.field)
     with frame.lock:
         try:
             return learner.learn(cached=cached)
@@ -287,6 +293,7 @@ class Learner:
         beginning = [*prefix, turn]
         whole = parse(tail)
         self._refuse_foreign(whole)
+        self._refuse_tools_again(form, beginning, tail)
         kinds = Texts(frame.slots.kinds, self._context.slots.kinds, self._slots.kinds)
 
         def render(text_of: TextOf, gen: bool = True) -> str:
@@ -322,7 +329,7 @@ class Learner:
             if other != tail:
                 raise ImpureTransition(
                     "the chat template writes what follows an assistant turn otherwise in other histories (behind "
-                    f"{name!r}), so the turn cannot be continued token by token",
+                    f"{name!r})",
                     field="messages[0]" if self._tree else None,
                 )
             checked.append((name, text.startswith(before)))
@@ -338,6 +345,46 @@ class Learner:
                     field="messages[0]" if self._tree else None,
                 )
 
+    def _refuse_tools_again(self, form: Form, beginning: Tree, tail: str) -> None:
+        """Refuse a tail that shows the tools again because the template moves them there from an earlier turn."""
+        frame = self._frame
+        if not frame.has_tools:
+            return
+        step = [*beginning, *self._tree]
+        given = next(i for i, turn in enumerate(beginning) if turn["role"] == "assistant")
+        try:
+            bare = self._cut(frame.without_tools().render(step, gen=True), form, beginning)
+            before = frame.render(step, gen=True).removesuffix(tail)
+            first = frame.render(beginning[:given], gen=True)
+        except TransitionRefused:
+            return
+        if bare != tail and only_moved(frame.text, tail, bare, given=first, before=before):
+            raise ImpureTransition(
+                "the chat template moves the tools from earlier turns into the new one, where they would stand twice",
+                field="messages[0]" if self._tree else None,
+            )
+
+
+def only_moved(text: TokenText, full: str, bare: str, *, given: str, before: str) -> bool:
+    """Whether `full` is `bare` and besides only stretches that stood in `given` and no longer stand in `before`."""
+    old, new = _items(text, full), _items(text, bare)
+    for op, start, stop, _, _ in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        moved = "".join(old[start:stop])
+        if op != "equal" and (op != "delete" or moved not in given or moved in before):
+            return False
+    return True
+
+
+def _items(text: TokenText, tail: str) -> list[str]:
+    """A tail in control tokens, texts and placeholders."""
+    out: list[str] = []
+    for piece in parse(tail):
+        if isinstance(piece, Hole):
+            out.append(piece.placeholder)
+        else:
+            out += [item if isinstance(item, str) else item.text for item in text.split(piece)]
+    return out
+
 
 def small_beginnings(frame: Frame, slots: Slots, has_system: bool | None) -> dict[str, Tree]:
     """Beginnings to compare, by name: s(ystem), u(ser), a(ssistant), c(all), t(ool result), r(easoning answer)."""
@@ -346,12 +393,12 @@ def small_beginnings(frame: Frame, slots: Slots, has_system: bool | None) -> dic
         return {"role": role, "content": slots.new("", "context")}
 
     def thought() -> JsonObject:
-        hole = slots.new("", "context")
+        hole = slots.new("", "assistant.reasoning")
         return {**turn("assistant"), "reasoning_content": hole, "thinking": hole}
 
     def call() -> Tree:
         style = frame.style
-        hole = slots.new("", "context")
+        hole = slots.new("", "id")
         calling: JsonObject = {
             "role": "assistant",
             "tool_calls": [_call(hole, frame.tool_name, slots.new("", "context"), style.arguments_as_text)],

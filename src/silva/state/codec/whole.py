@@ -11,9 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
+from typing import Any, cast
 
-from silva.state.codec.delta import Context, DeltaRecipe, Form, ImpureTransition, Learner, Tree, close, proven
+from silva.state.codec.delta import (
+    Context,
+    DeltaRecipe,
+    Form,
+    ImpureTransition,
+    Learner,
+    Tree,
+    close,
+    only_moved,
+    proven,
+)
 from silva.state.codec.deltas import Past, SampledTail, TurnDelta
 from silva.state.codec.ends import TurnEnds
 from silva.state.codec.frame import NEW, Frame, Texts
@@ -33,7 +43,7 @@ class History:
 
     tree: Tree
     num_given: int
-    spoken: frozenset[int]
+    spoken: frozenset[Hole]
 
     @property
     def has_system(self) -> bool:
@@ -74,14 +84,27 @@ def _history(frame: Frame, context: Context, past: Past) -> History:
     build = ShapeBuilder(context.slots, frame.words, frame.style)
     for i, value in enumerate(frame.slots.values):
         build.slots.share(value, "name", Hole(FRAME, i))
-    tree: Tree = []
-    spoken: set[int] = set()
-    for message in past.messages:
-        first = len(build.slots.values)
-        tree.append(build.message(message))
-        if message.role == "assistant":
-            spoken.update(range(first, len(build.slots.values)))
-    return History(tree, past.num_given, frozenset(spoken))
+    return history_of([build.message(message) for message in past.messages], past.num_given)
+
+
+def history_of(tree: Tree, num_given: int | None = None) -> History:
+    """A history from its shape. `num_given` None: nothing but its first turns, up to an answer, was given."""
+    if num_given is None:
+        num_given = next((i for i, turn in enumerate(tree) if turn["role"] == "assistant"), len(tree))
+    spoken = [hole for turn in tree if turn["role"] == "assistant" for hole in _holes(turn)]
+    return History(tree, num_given, frozenset(spoken))
+
+
+def _holes(tree: Any) -> Iterator[Hole]:
+    if isinstance(tree, Hole):
+        yield tree
+    elif isinstance(tree, dict):
+        for key, value in cast("dict[Any, Any]", tree).items():
+            yield from _holes(key)
+            yield from _holes(value)
+    elif isinstance(tree, list):
+        for item in cast("list[Any]", tree):
+            yield from _holes(item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +142,7 @@ class Whole(Learner):
 
     def proven(self) -> Found:
         frame, context = self._frame, self._context
-        texts = list(context.slots.values)
-        for hole in (context.content, context.reasoning, *context.arguments):
-            texts[hole.index] = hole.placeholder
+        texts = [value or Hole(CONTEXT, i).placeholder for i, value in enumerate(context.slots.values)]
         new = self._slots.values
         inert = Texts(frame.inert, [frame.text.inert(t) for t in texts], [frame.text.inert(t) for t in new])
         for cached in (True, False):
@@ -138,8 +159,7 @@ class Whole(Learner):
         fault = None if before.startswith(read) else self._difference(read, before)
         if fault is not None:
             raise ImpureTransition(
-                f"the chat template {fault}, and what it writes next depends on that, so the turn cannot be continued "
-                "token by token",
+                f"the chat template {fault}, and what it writes next depends on the history",
                 field="messages[0]" if self._tree else None,
             )
         return ()
@@ -151,14 +171,16 @@ class Whole(Learner):
         that turn and may change, and so may reasoning.
         """
         old, new = self._gaps(read), self._gaps(before)
+        spoken = set(self._history.spoken)
         for i, (gap, hole) in enumerate(old[:-1]):
             other, found = new[i] if i < len(new) - 1 else ("", None)
             if found != hole:
                 moved = hole.placeholder in self._cut_text
                 return f"{'moves' if moved else 'drops'} the text of an earlier {self._role(hole)}"
             thought = _REASONING in gap or _REASONING in other
-            if other != gap and not thought and not (hole.region == CONTEXT and hole.index in self._history.spoken):
+            if other != gap and not thought and hole not in spoken:
                 return f"writes what stands before the text of an earlier {self._role(hole)} anew"
+            spoken.discard(hole)  # a result may show the id of its call again
         return None
 
     def _gaps(self, text: str) -> list[tuple[str, Hole]]:
@@ -179,6 +201,9 @@ class Whole(Learner):
         mark = repr(hole)
         return next((f"{turn['role']} turn" for turn in self._history.tree if mark in repr(turn)), "definition")
 
+    def _refuse_tools_again(self, form: Form, beginning: Tree, tail: str) -> None:
+        """Nothing to do: tools that moved are found by comparing the history."""
+
     def _refuse_foreign(self, pieces: Sequence[str | Hole]) -> None:
         kinds = self._context.slots.kinds
         if any(isinstance(p, Hole) and p.region == CONTEXT and kinds[p.index] not in ("id", "name") for p in pieces):
@@ -196,21 +221,8 @@ class Whole(Learner):
 
     def left_out_was_seen(self, full: Whole) -> bool:
         """Whether `full` writes the same and besides only what its history began with and what it has moved here."""
-        old, new = full._items(), self._items()
-        given = full._frame.render(full._history.tree[: full._history.num_given], gen=True)
+        if not full._cut_text:
+            return False
         before = full._text[: len(full._text) - len(full._cut_text)]
-        for op, start, stop, _, _ in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-            moved = "".join(old[start:stop])
-            if op != "equal" and (op != "delete" or moved not in given or moved in before):
-                return False
-        return bool(old)
-
-    def _items(self) -> list[str]:
-        """The new turn in control tokens, texts and placeholders."""
-        out: list[str] = []
-        for piece in parse(self._cut_text):
-            if isinstance(piece, Hole):
-                out.append(piece.placeholder)
-            else:
-                out += [item if isinstance(item, str) else item.text for item in self._frame.text.split(piece)]
-        return out
+        given = full._frame.render(full._history.tree[: full._history.num_given], gen=True)
+        return only_moved(self._frame.text, full._cut_text, self._cut_text, given=given, before=before)
