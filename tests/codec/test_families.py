@@ -62,7 +62,7 @@ def test_ids_are_those_of_the_full_render(oracle: Oracle) -> None:
     for _ in range(oracle.family.num_episodes):
         kept += prove_episode(oracle, maker.episode(), borders=len(kept))
     assert len(kept) > oracle.family.num_episodes
-    assert any(kept)
+    assert any(kept) or not oracle.family.append_only
 
 
 def prove_episode(oracle: Oracle, episode: Episode, *, borders: int = 0) -> list[bool]:
