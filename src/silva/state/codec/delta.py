@@ -154,7 +154,7 @@ def _learn(frame: Frame, key: str, learner: Learner, cached: bool) -> DeltaRecip
             return learner.learn(cached=cached)
         except ImpureTransition as error:
             if len(key) <= CACHED_KEY_CHARS:
-                frame.impure.put(key, error.with_traceback(None))
+                frame.impure.put(key, ImpureTransition(error.what, field=error.field))
             raise
 
 

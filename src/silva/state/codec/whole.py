@@ -74,7 +74,9 @@ def encode_whole(
         with frame.lock:
             found = learn_whole(frame, ends, context, history, tree, build.slots)
     except TransitionRefused as error:
-        raise error if isinstance(refused, ImpureTransition) else refused from error
+        if isinstance(refused, ImpureTransition):
+            raise
+        raise refused from error
     texts = Texts(frame.slots.values, found.texts, build.slots.values)
     observation, opening = found.known.recipe.encode(frame.text, texts)
     return close(ends, tail, found.known.first_id, observation, opening)
