@@ -117,10 +117,13 @@ class Maker:
         extra = self.family.user_with_tools and self.rng.random() < 0.2
         return [*results, self.user()] if extra else results
 
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        return _TOOLS[: self.rng.randint(1, 2)]
+
     def episode(self) -> Episode:
         rng, family = self.rng, self.family
         with_tools = family.tools and rng.random() < 0.6
-        tools = _TOOLS[: rng.randint(1, 2)] if with_tools else ()
+        tools = self.tools() if with_tools else ()
         root = [Message(role="system", content=self.text())] if family.system and rng.random() < 0.5 else []
         root.append(self.user())
         if rng.random() < 0.25 and (family.user_with_tools or not with_tools):  # a worked example in the prompt

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from silva.state.codec import TurnCodec
@@ -126,7 +126,7 @@ FAMILIES: dict[str, Family] = {
         system=False,
         user_with_tools=False,
         nine_ids=True,
-        cells={("text", "user"): "impure", ("call", "tool"): "rewritten", ("text", "user, user"): "refused"},
+        cells={("text", "user"): "whole", ("call", "tool"): "rewritten", ("text", "user, user"): "refused"},
     ),
     "mistral-nemo-legacy": Family(
         template="mistralai-Mistral-Nemo-Instruct-2407",
@@ -207,7 +207,7 @@ FAMILIES: dict[str, Family] = {
         tools=False,
         append_only=False,
         kwargs={"enable_thinking": True},
-        cells={("text", "user"): "rewritten", ("call", "tool"): "impure"},
+        cells={("text", "user"): "rewritten", ("call", "tool"): "whole"},
         num_episodes=100,
     ),
     # Phi-3.5 has Llama-2's vocabulary; its special tokens eat the blanks behind them
@@ -228,6 +228,90 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
+_COHERE = (
+    "<BOS_TOKEN>",
+    *(f"<|{name}_TOKEN|>" for name in ("START_OF_TURN", "END_OF_TURN", "SYSTEM", "USER", "CHATBOT")),
+    *(
+        f"<|{end}_{name}|>"
+        for name in ("THINKING", "ACTION", "RESPONSE", "TOOL_RESULT", "TEXT")
+        for end in ("START", "END")
+    ),
+)
+_R1_TOOLS = ("calls_begin", "calls_end", "call_begin", "call_end", "sep", "outputs_begin", "outputs_end")
+
+# Templates that write a step otherwise in each history. A small vocabulary stands in for all of theirs.
+WHOLE: dict[str, Family] = {
+    # it numbers calls and results through the chat
+    "command-r7b": Family(
+        template="CohereForAI-c4ai-command-r7b-12-2024-tool_use",
+        vocabulary="small",
+        bos="<BOS_TOKEN>",
+        eos="<|END_OF_TURN_TOKEN|>",
+        added=_COHERE,
+        append_only=False,
+        num_episodes=12,
+        cells={("text", "user"): "rewritten", ("call", "tool"): "whole", ("call", "system, user"): "pure"},
+    ),
+    "cohere2moe": Family(
+        template="Cohere2MoE",
+        vocabulary="small",
+        bos="<BOS_TOKEN>",
+        eos="<|END_OF_TURN_TOKEN|>",
+        added=_COHERE,
+        reasoning=True,
+        append_only=False,
+        num_episodes=12,
+        cells={("reasoning", "user"): "pure", ("2 calls", "tool, tool"): "whole"},
+    ),
+    "bielik": Family(
+        template="Bielik-11B-v3.0-Instruct",
+        vocabulary="small",
+        bos="<s>",
+        eos="<|im_end|>",
+        added=("<s>", *_QWEN3, "<|function_list|>", "<|function_output|>"),
+        reasoning=True,
+        append_only=False,
+        num_episodes=12,
+        cells={("text", "user"): "rewritten", ("call", "tool"): "whole", ("text", "system, user"): "refused"},
+    ),
+    "apertus": Family(
+        template="Apertus-8B-Instruct",
+        vocabulary="small",
+        bos="<s>",
+        eos="<|assistant_end|>",
+        stops=("<|assistant_end|>", "<|tools_suffix|>"),
+        added=(
+            "<s>",
+            *(f"<|{role}_{end}|>" for role in ("system", "developer", "user", "assistant") for end in ("start", "end")),
+            *("<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>"),
+        ),
+        append_only=False,
+        num_episodes=12,
+        cells={("call", "tool"): "whole", ("text + call", "tool"): "rewritten", ("text", "system, user"): "refused"},
+    ),
+    "r1-distill-tools": Family(
+        template="deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+        vocabulary="small",
+        bos="<｜begin▁of▁sentence｜>",
+        eos="<｜end▁of▁sentence｜>",
+        added=(
+            *(
+                "<｜begin▁of▁sentence｜>",
+                "<｜end▁of▁sentence｜>",
+                "<｜User｜>",
+                "<｜Assistant｜>",
+                "<think>",
+                "</think>",
+            ),
+            *(f"<｜tool▁{name}｜>" for name in (*_R1_TOOLS, "output_begin", "output_end")),
+        ),
+        blank_content=True,
+        append_only=False,
+        num_episodes=12,
+        cells={("call", "tool"): "whole", ("call", "user"): "rewritten", ("text", "system, user"): "refused"},
+    ),
+}
+
 
 def oracle(path: str) -> Path:
     """A file of the oracles."""
@@ -243,8 +327,23 @@ def template_of(family: Family) -> str:
     return oracle(f"templates/{family.template}.jinja").read_text(encoding="utf-8") if family.template else CHATML
 
 
+def small_bpe() -> Tokenizer:
+    """A byte-level BPE vocabulary of 350 tokens, made in a moment."""
+    corpus = ("the weather in Paris is fine today\n", "hello there, how are you?\n\n", "12 + 30 = 42  # answer\n") * 20
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(
+        corpus, trainers.BpeTrainer(vocab_size=350, initial_alphabet=alphabet, show_progress=False)
+    )
+    return backend
+
+
 @functools.lru_cache(maxsize=1)
 def _vocabulary(name: str) -> dict[str, Any]:
+    if name == "small":
+        return json.loads(small_bpe().to_str())
     return json.loads(oracle(f"vocabularies/{name}.json").read_text(encoding="utf-8"))
 
 
@@ -276,7 +375,7 @@ class Oracle:
 
 
 def load(name: str) -> Oracle:
-    family = FAMILIES[name]
+    family = FAMILIES.get(name) or WHOLE[name]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend_of(family), bos_token=family.bos, eos_token=family.eos)
     tokenizer.chat_template = template_of(family)
     stops = [tokenizer.convert_tokens_to_ids(token) for token in family.stops]

@@ -201,7 +201,7 @@ class TestRefusals:
         codec = tiny_codec(TURNS.replace("+ m.role +", "+ m.role ~ loop.index +"))
         with pytest.raises(TransitionRefused, match="other histories"):
             delta_text(codec, [user()])
-        assert codec.check().status("text", "user") == "impure"
+        assert codec.check().status("text", "user") == "whole"
 
     def test_knowing_that_no_system_message_leads_allows_more(self) -> None:
         moved = "{%- if m.role == 'user' and loop.last and messages[0].role == 'system' %}{{- 'SYS' }}{%- endif %}"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers.utils import chat_template_utils
 
-from silva.state.codec import SampledTail
+from silva.state.codec import Past, SampledTail
 from silva.types.messages import Conversation, Message
 
 from .conversations import Episode, Maker, to_hf
@@ -57,37 +57,47 @@ def oracle(request: pytest.FixtureRequest) -> Oracle:
 
 def test_ids_are_those_of_the_full_render(oracle: Oracle) -> None:
     """Root and deltas of random conversations: every id, and the border before the generation prompt."""
-    codec, maker = oracle.codec, Maker(oracle.family, seed=1)
-    num_whole = num_turns = 0
+    maker = Maker(oracle.family, seed=1)
+    kept: list[bool] = []
     for _ in range(oracle.family.num_episodes):
-        episode = maker.episode()
-        reference = Reference(oracle, episode.conversation)
-        messages = list(episode.root)
-        ids = reference.ids(reference.text(messages))
-        root = codec.encode_root(messages, episode.conversation)
-        assert root.observation_ids + root.opening_ids == ids
-        assert len(root.observation_ids) == shared(ids, reference.ids(reference.text(messages, prompt=False)))
-        for answer, new in episode.turns:
-            cut = SampledTail(message=answer, last_id=-1, cut=True, has_system=messages[0].role == "system")
-            delta = codec.encode_delta(cut, new, episode.conversation)
-            both = delta.observation_ids + delta.opening_ids
-            messages += [answer, *new]
-            text = reference.text(messages)
-            now = reference.ids(text)
-            at = len(now) - len(both)
-            assert now[at:] == both, (codec.decode(both), text)
-            assert both[0] in codec.ends.closers
-            assert _ends_with(codec.decode(now[:at]), answer), (codec.decode(both), text)
-            if num_turns % 4 == 0:
-                without = reference.ids(reference.text(messages, prompt=False))
-                assert at + len(delta.observation_ids) == shared(now, without)
-            num_turns += 1
-            whole = now[: len(ids)] == ids  # with the tail equal, so is the sampled part between
-            assert whole or not oracle.family.append_only, text
-            num_whole += whole
-            ids = now
-    assert num_turns > oracle.family.num_episodes
-    assert num_whole > 0 or not oracle.family.append_only
+        kept += prove_episode(oracle, maker.episode(), borders=len(kept))
+    assert len(kept) > oracle.family.num_episodes
+    assert any(kept) or not oracle.family.append_only
+
+
+def prove_episode(oracle: Oracle, episode: Episode, *, borders: int = 0) -> list[bool]:
+    """Says of each turn whether the template left all before it alone. The border is looked at in every fourth turn,
+    counted from `borders`."""
+    codec, reference = oracle.codec, Reference(oracle, episode.conversation)
+    messages = list(episode.root)
+    ids = reference.ids(reference.text(messages))
+    root = codec.encode_root(messages, episode.conversation)
+    assert root.observation_ids + root.opening_ids == ids
+    assert len(root.observation_ids) == shared(ids, reference.ids(reference.text(messages, prompt=False)))
+    kept: list[bool] = []
+    for answer, new in episode.turns:
+        delta = codec.encode_delta(sampled(answer, messages, len(episode.root)), new, episode.conversation)
+        both = delta.observation_ids + delta.opening_ids
+        messages += [answer, *new]
+        text = reference.text(messages)
+        now = reference.ids(text)
+        at = len(now) - len(both)
+        assert now[at:] == both, (codec.decode(both), text)
+        assert both[0] in codec.ends.closers
+        assert _ends_with(codec.decode(now[:at]), answer), (codec.decode(both), text)
+        if (borders + len(kept)) % 4 == 0:
+            without = reference.ids(reference.text(messages, prompt=False))
+            assert at + len(delta.observation_ids) == shared(now, without)
+        kept.append(now[: len(ids)] == ids)  # with the tail equal, so is the sampled part between
+        assert kept[-1] or not oracle.family.append_only, text
+        ids = now
+    return kept
+
+
+def sampled(answer: Message, before: Sequence[Message], num_given: int) -> SampledTail:
+    """`answer` as a turn that was cut, behind these messages."""
+    past = Past(messages=tuple(before), num_given=num_given)
+    return SampledTail(message=answer, last_id=-1, cut=True, has_system=before[0].role == "system", past=lambda: past)
 
 
 def _ends_with(before: str, answer: Message) -> bool:
@@ -107,20 +117,22 @@ def test_tok_12_marker_text_never_becomes_a_control_token(oracle: Oracle) -> Non
     for seed in range(40):
         forged = Maker(oracle.family, seed=seed, inject=markers).episode()
         harmless = Maker(oracle.family, seed=seed, inject=("x",) * len(markers)).episode()
-        found, expected = _all_ids(oracle, forged), _all_ids(oracle, harmless)
+        found, expected = all_ids(oracle, forged), all_ids(oracle, harmless)
         assert [i for i in found if i in control] == [i for i in expected if i in control]
         num_markers += sum(codec.decode(found).count(text) for text in markers)
         num_markers -= sum(control.get(i) in markers for i in found)
     assert num_markers > 40, "the spellings of the markers stand in the text"
 
 
-def _all_ids(oracle: Oracle, episode: Episode) -> list[int]:
+def all_ids(oracle: Oracle, episode: Episode) -> list[int]:
+    """Root and deltas, joined."""
     root = oracle.codec.encode_root(episode.root, episode.conversation)
-    ids = root.observation_ids + root.opening_ids
+    ids, messages = root.observation_ids + root.opening_ids, list(episode.root)
     for answer, new in episode.turns:
-        cut = SampledTail(message=answer, last_id=-1, cut=True, has_system=episode.root[0].role == "system")
-        delta = oracle.codec.encode_delta(cut, new, episode.conversation)
+        tail = sampled(answer, messages, len(episode.root))
+        delta = oracle.codec.encode_delta(tail, new, episode.conversation)
         ids += delta.observation_ids + delta.opening_ids
+        messages += [answer, *new]
     return ids
 
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from silva.state.codec import TurnCodec
 
-from .oracles import NOW
+from .oracles import NOW, small_bpe
 
 SPECIALS = ("<|end|>", "<|start|>", "<think>", "</think>", "<|eos|>")
 TURNS = (
@@ -20,17 +20,11 @@ TURNS = (
     "{%- endfor %}{{- '<|end|>\\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|start|>assistant\\n' }}{%- endif %}"
 )
-_CORPUS = ("the weather in Paris is fine today\n", "hello there, how are you?\n\n", "12 + 30 = 42  # answer\n") * 20
 
 
 def tiny_tokenizer(template: str | None = TURNS, *, flags: dict[str, dict[str, Any]] | None = None) -> Any:
     """A byte-level BPE tokenizer of 350 tokens. `flags` are AddedToken arguments by special token."""
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=350, initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator(_CORPUS, trainer)
+    backend = small_bpe()
     options = flags or {}
     backend.add_special_tokens([AddedToken(t, normalized=False, **options.get(t, {})) for t in SPECIALS])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|eos|>")

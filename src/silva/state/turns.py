@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import takewhile
 
-from silva.state.codec import SampledTail, TurnCodec, TurnDelta
+from silva.state.codec import Past, SampledTail, TurnCodec, TurnDelta
 from silva.state.forest import Match, Node, Placement, Response
 from silva.state.identity import is_object_text, message_digest
 from silva.state.parsers import ParsedTurn, Tools, TurnParser
@@ -92,10 +92,24 @@ def _encode(
             last_id=parent.ids[-1],
             cut=parent.ids[-1] not in codec.stop_ids,
             has_system=messages_between(0, 1)[0].role == "system",
+            past=lambda: past_of(parent),
         )
         return codec.encode_delta(tail, messages, match.conversation)
     except TransitionRefused as refused:
         raise TransitionRefused(str(refused), field=_shifted(refused.field, match.num_matched)) from refused
+
+
+def past_of(response: Node) -> Past:
+    """The messages before a sampled turn. A turn that was continued stands there once, whole."""
+    messages: list[Message] = []
+    num_given: int | None = None
+    for node in response.path():
+        if node.kind == "response":
+            num_given = len(messages) if num_given is None else num_given
+            if node.parent is not None and node.parent.kind == "response" and node.parent.before == node.before:
+                messages.pop()
+        messages.extend(node.messages)
+    return Past(messages=tuple(messages[:-1]), num_given=len(messages) - 1 if num_given is None else num_given)
 
 
 def _shifted(field: str | None, offset: int) -> str | None:

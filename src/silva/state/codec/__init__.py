@@ -2,6 +2,6 @@
 
 from silva.state.codec.check import CodecReport, ProofLine, StepCell
 from silva.state.codec.codec import TurnCodec
-from silva.state.codec.deltas import SampledTail, TurnDelta
+from silva.state.codec.deltas import Past, SampledTail, TurnDelta
 
-__all__ = ["CodecReport", "ProofLine", "SampledTail", "StepCell", "TurnCodec", "TurnDelta"]
+__all__ = ["CodecReport", "Past", "ProofLine", "SampledTail", "StepCell", "TurnCodec", "TurnDelta"]

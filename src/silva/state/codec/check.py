@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from silva.state.codec.delta import Context, ImpureTransition, Learner
+from silva.state.codec.delta import Context, ImpureTransition, Learner, small_beginnings
 from silva.state.codec.encoder import ControlToken, TokenText
 from silva.state.codec.ends import TurnEnds
-from silva.state.codec.frame import NEW, Frame
+from silva.state.codec.frame import CONTEXT, NEW, Frame
+from silva.state.codec.slots import Slots
+from silva.state.codec.whole import history_of, learn_whole
 from silva.types.errors import TransitionRefused
 from silva.types.messages import JsonObject, Message, ToolCall
 
-Status = Literal["pure", "rewritten", "impure", "refused"]
+Status = Literal["pure", "rewritten", "whole", "impure", "refused"]
 
 _TEXTS = (
     "plain words",
@@ -56,8 +58,9 @@ class StepCell:
     """What may follow one kind of assistant turn.
 
     pure: the same tokens in any history, and the template leaves the history alone. rewritten: the same tokens in any
-    history, but the template would write earlier turns anew (we keep what the model read and wrote). impure: other
-    tokens in other histories. refused: the template raises, or drops or moves a text.
+    history, but the template would write earlier turns anew (we keep what the model read and wrote). whole: other
+    tokens in other histories, formed each time from a render of the whole one. impure: the same, but earlier turns do
+    not stay as they were. refused: the template raises, or drops or moves a text.
     """
 
     assistant: str
@@ -77,7 +80,7 @@ class CodecReport:
     @property
     def ok(self) -> bool:
         """The tokenizer is proven, and a user message may follow an answer."""
-        return all(proof.ok for proof in self.proofs) and self.status("text", "user") in ("pure", "rewritten")
+        return all(proof.ok for proof in self.proofs) and self.status("text", "user") in ("pure", "rewritten", "whole")
 
     def status(self, assistant: str, tail: str) -> Status:
         return next(cell.status for cell in self.cells if (cell.assistant, cell.tail) == (assistant, tail))
@@ -200,18 +203,40 @@ def _cell(plain: Frame, called: Frame, ends: TurnEnds, kind: str, tail: str) -> 
     try:
         with frame.lock:
             found = Learner(frame, ends, context, tree, build.slots, None, survey=True).learn()
-    except TransitionRefused as error:
+    except ImpureTransition as error:
+        fault = _whole_fault(frame, ends, message, messages)
+        if fault is not None:
+            return StepCell(assistant=kind, tail=tail, status="impure", reason=fault)
         return StepCell(
-            assistant=kind,
-            tail=tail,
-            status="impure" if isinstance(error, ImpureTransition) else "refused",
-            reason=str(error),
+            assistant=kind, tail=tail, status="whole", reason=f"{error.what}: the whole history is rendered each time"
         )
+    except TransitionRefused as error:
+        return StepCell(assistant=kind, tail=tail, status="refused", reason=str(error))
     rewritten = [name for name, kept in found.prefixes if not kept]
     reason = ""
     if rewritten:
         status, reason = "rewritten", f"the template writes earlier text anew (behind {', '.join(rewritten)})"
     return StepCell(assistant=kind, tail=tail, status=status, reason=reason)
+
+
+def _whole_fault(frame: Frame, ends: TurnEnds, message: Message, messages: Sequence[Message]) -> str | None:
+    """Why a step cannot be formed from a render of the whole history, None where it can behind every beginning."""
+    served = False
+    for name in small_beginnings(frame, Slots(CONTEXT), None):
+        context = Context(frame, message)
+        history = history_of(small_beginnings(frame, context.slots, None)[name])
+        build = frame.builder(NEW)
+        build.slots.share_all(context.slots)
+        tree = [build.message(m) for m in messages]
+        try:
+            with frame.lock:
+                learn_whole(frame, ends, context, history, tree, build.slots)
+        except ImpureTransition as error:
+            return f"{error} (behind {name!r})"
+        except TransitionRefused:
+            continue  # this beginning is none that the template allows
+        served = True
+    return None if served else "the chat template refuses this step behind every beginning"
 
 
 def _features(text: TokenText, called: Frame, ends: TurnEnds) -> JsonObject:

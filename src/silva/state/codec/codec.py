@@ -20,6 +20,7 @@ from silva.state.codec.lru import Lru
 from silva.state.codec.root import encode_root
 from silva.state.codec.slots import Words
 from silva.state.codec.template import ChatTemplate
+from silva.state.codec.whole import encode_whole
 from silva.types.errors import ConfigError, TransitionRefused
 from silva.types.messages import Conversation, JsonObject, Message
 
@@ -42,7 +43,7 @@ class TurnCodec:
     The ids of a root and of each delta are those that the chat template's full render would have at that place, but the
     text of users, tools and earlier answers never becomes a control token. What the template does is learned by
     rendering placeholders, once per shape of messages, and proven again on the texts of every request; a step that the
-    template refuses, or that it writes otherwise in other histories, raises `TransitionRefused`. Thread-safe.
+    template refuses raises `TransitionRefused`. Thread-safe.
     """
 
     def __init__(
@@ -140,10 +141,17 @@ class TurnCodec:
         """The ids between a sampled turn and the next one.
 
         `messages` are all that came since that turn, in order; none of them opens a new assistant turn behind it. The
-        delta is a function of all of them: templates group tool results. TransitionRefused where the template
-        refuses the step, or writes it otherwise in other histories; `field` is relative to `messages`.
+        delta is a function of all of them: templates group tool results. A step that the template writes otherwise in
+        other histories is formed from a render of the whole one. TransitionRefused where the template refuses the step,
+        or the history does not stay as it is; `field` is relative to `messages`.
         """
-        return deltas.encode_delta(self._frame(conversation), self.ends, tail, messages)
+        frame = self._frame(conversation)
+        try:
+            return deltas.encode_delta(frame, self.ends, tail, messages)
+        except TransitionRefused as refused:
+            if tail.past is None:
+                raise
+            return encode_whole(frame, self.ends, tail, tail.past(), messages, refused)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included, nothing cleaned up."""

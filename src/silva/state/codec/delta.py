@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 from silva.state.codec.deltas import SampledTail, TurnDelta
+from silva.state.codec.encoder import TokenText
 from silva.state.codec.ends import TurnEnds
 from silva.state.codec.frame import NEW, Frame, TextOf, Texts, placeholder
 from silva.state.codec.recipe import Recipe, make_recipe
@@ -24,7 +26,11 @@ Tree = list[JsonObject]
 
 
 class ImpureTransition(TransitionRefused):
-    """The template allows the step, but what it writes depends on the history."""
+    """The template allows the step, but what it writes depends on the history. `what` says how."""
+
+    def __init__(self, what: str, *, field: str | None):
+        super().__init__(f"{what}, so the turn cannot be continued token by token", field=field)
+        self.what = what
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +130,10 @@ def encode_delta(frame: Frame, ends: TurnEnds, tail: SampledTail, messages: Sequ
     known: DeltaRecipe | None = frame.deltas.get(key)
     for cached in (True, False):
         if known is None:
-            with frame.lock:
-                known = Learner(frame, ends, context, tree, slots, tail.has_system).learn(cached=cached)
+            known = _learn(frame, key, Learner(frame, ends, context, tree, slots, tail.has_system), cached)
         named = context.texts(known.fillers)
         inert = Texts(frame.inert, _inert(frame, named), _inert(frame, slots.values))
-        if _proven(frame, known, tree, inert):
+        if proven(frame, known, tree, inert):
             break
         known = None  # the texts matter after all, or a transform was learned in too narrow surroundings
     else:
@@ -136,19 +141,33 @@ def encode_delta(frame: Frame, ends: TurnEnds, tail: SampledTail, messages: Sequ
     if len(key) <= CACHED_KEY_CHARS:
         frame.deltas.put(key, known)
     observation, opening = known.recipe.encode(frame.text, Texts(frame.slots.values, named, slots.values))
-    return _close(ends, tail, known.first_id, observation, opening)
+    return close(ends, tail, known.first_id, observation, opening)
+
+
+def _learn(frame: Frame, key: str, learner: Learner, cached: bool) -> DeltaRecipe:
+    """Learn a delta. That a step is impure is remembered: it is looked up anew at each turn that takes it."""
+    impure: ImpureTransition | None = frame.impure.get(key)
+    if impure is not None:
+        raise ImpureTransition(impure.what, field=impure.field)
+    with frame.lock:
+        try:
+            return learner.learn(cached=cached)
+        except ImpureTransition as error:
+            if len(key) <= CACHED_KEY_CHARS:
+                frame.impure.put(key, ImpureTransition(error.what, field=error.field))
+            raise
 
 
 def _inert(frame: Frame, texts: Sequence[str]) -> list[str]:
     return [frame.text.inert(text) for text in texts]
 
 
-def _proven(frame: Frame, known: DeltaRecipe, tree: Tree, inert: TextOf) -> bool:
+def proven(frame: Frame, known: DeltaRecipe, tree: Tree, inert: TextOf) -> bool:
     real = frame.render([*known.beginning, *tree], inert, gen=True, inert=True)
     return real.endswith(known.recipe.text(inert))
 
 
-def _close(ends: TurnEnds, tail: SampledTail, first: int, observation: list[int], opening: list[int]) -> TurnDelta:
+def close(ends: TurnEnds, tail: SampledTail, first: int, observation: list[int], opening: list[int]) -> TurnDelta:
     """Leave out the closing token where the model sampled it, or another one that means the same."""
     if tail.cut or tail.last_id not in ends.closers:
         return TurnDelta(observation_ids=observation, opening_ids=opening)
@@ -179,8 +198,9 @@ class Learner:
         self._context = context
         self._tree = tree
         self._slots = slots
-        self._prefixes = _prefixes(frame, context.slots, has_system)
+        self._prefixes = small_beginnings(frame, context.slots, has_system)
         self._survey = survey
+        self._text = ""
         self._reason: TransitionRefused | None = None
 
     def learn(self, *, cached: bool = False) -> DeltaRecipe:
@@ -201,6 +221,7 @@ class Learner:
             if self._reason is None or self._renders(beginning):
                 self._reason = error
             return None
+        self._text = text
         try:
             tail = self._cut(text, form, beginning)
             check_shown(parse(tail), self._tree, late_from=0, everywhere=text)
@@ -272,6 +293,7 @@ class Learner:
         beginning = [*prefix, turn]
         whole = parse(tail)
         self._refuse_foreign(whole)
+        self._refuse_tools_again(form, beginning, tail)
         kinds = Texts(frame.slots.kinds, self._context.slots.kinds, self._slots.kinds)
 
         def render(text_of: TextOf, gen: bool = True) -> str:
@@ -307,7 +329,7 @@ class Learner:
             if other != tail:
                 raise ImpureTransition(
                     "the chat template writes what follows an assistant turn otherwise in other histories (behind "
-                    f"{name!r}), so the turn cannot be continued token by token",
+                    f"{name!r})",
                     field="messages[0]" if self._tree else None,
                 )
             checked.append((name, text.startswith(before)))
@@ -323,20 +345,60 @@ class Learner:
                     field="messages[0]" if self._tree else None,
                 )
 
+    def _refuse_tools_again(self, form: Form, beginning: Tree, tail: str) -> None:
+        """Refuse a tail that shows the tools again because the template moves them there from an earlier turn."""
+        frame = self._frame
+        if not frame.has_tools:
+            return
+        step = [*beginning, *self._tree]
+        given = next(i for i, turn in enumerate(beginning) if turn["role"] == "assistant")
+        try:
+            bare = self._cut(frame.without_tools().render(step, gen=True), form, beginning)
+            before = frame.render(step, gen=True).removesuffix(tail)
+            first = frame.render(beginning[:given], gen=True)
+        except TransitionRefused:
+            return
+        if bare != tail and only_moved(frame.text, tail, bare, given=first, before=before):
+            raise ImpureTransition(
+                "the chat template moves the tools from earlier turns into the new one, where they would stand twice",
+                field="messages[0]" if self._tree else None,
+            )
 
-def _prefixes(frame: Frame, slots: Slots, has_system: bool | None) -> dict[str, Tree]:
+
+def only_moved(text: TokenText, full: str, bare: str, *, given: str, before: str) -> bool:
+    """Whether `full` is `bare` and besides only stretches that stood in `given` and no longer stand in `before`."""
+    old, new = _items(text, full), _items(text, bare)
+    for op, start, stop, _, _ in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        moved = "".join(old[start:stop])
+        if op != "equal" and (op != "delete" or moved not in given or moved in before):
+            return False
+    return True
+
+
+def _items(text: TokenText, tail: str) -> list[str]:
+    """A tail in control tokens, texts and placeholders."""
+    out: list[str] = []
+    for piece in parse(tail):
+        if isinstance(piece, Hole):
+            out.append(piece.placeholder)
+        else:
+            out += [item if isinstance(item, str) else item.text for item in text.split(piece)]
+    return out
+
+
+def small_beginnings(frame: Frame, slots: Slots, has_system: bool | None) -> dict[str, Tree]:
     """Beginnings to compare, by name: s(ystem), u(ser), a(ssistant), c(all), t(ool result), r(easoning answer)."""
 
     def turn(role: str) -> JsonObject:
         return {"role": role, "content": slots.new("", "context")}
 
     def thought() -> JsonObject:
-        hole = slots.new("", "context")
+        hole = slots.new("", "assistant.reasoning")
         return {**turn("assistant"), "reasoning_content": hole, "thinking": hole}
 
     def call() -> Tree:
         style = frame.style
-        hole = slots.new("", "context")
+        hole = slots.new("", "id")
         calling: JsonObject = {
             "role": "assistant",
             "tool_calls": [_call(hole, frame.tool_name, slots.new("", "context"), style.arguments_as_text)],

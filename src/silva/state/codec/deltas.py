@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from silva.types.messages import Message
@@ -23,6 +24,15 @@ class TurnDelta:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Past:
+    """The messages before a sampled turn, as they stand in its lineage. The first `num_given` of them were there before
+    any turn was sampled."""
+
+    messages: tuple[Message, ...]
+    num_given: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SampledTail:
     """The sampled assistant turn that a delta follows.
 
@@ -30,9 +40,12 @@ class SampledTail:
     the context; `cut` says that no stop id was sampled, so the delta has to write the closing token. `has_system` may
     tell whether the conversation starts with a system message: some templates write a turn otherwise when it does, and
     a transition is refused only where that matters. None stands for unknown, which is judged as strictly as both.
+    `past` gives the messages before the turn; it is called only where a step depends on them, and without it that step
+    is refused.
     """
 
     message: Message
     last_id: int
     cut: bool
     has_system: bool | None = None
+    past: Callable[[], Past] | None = None

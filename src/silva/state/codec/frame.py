@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, cast
 
 from silva.state.codec.encoder import ControlToken, Part, TokenText
@@ -71,6 +72,7 @@ class Frame:
         self.transforms: Lru[tuple[str, str, str], Transform] = Lru(2048)
         self.roots: Lru[str, Any] = Lru(256)
         self.deltas: Lru[str, Any] = Lru(512)
+        self.impure: Lru[str, Any] = Lru(512)
         self._style: CallStyle | None = None
 
     def _side(self, text_of: TextOf) -> tuple[list[Any] | None, JsonObject]:
@@ -86,6 +88,17 @@ class Frame:
             tools, kwargs = self._side(text_of)
         filled = materialise(list(messages), text_of)
         return self.template.render(filled, tools=tools, kwargs=kwargs, generation_prompt=gen)
+
+    def without_tools(self) -> Frame:
+        """The same frame, knowing the same, but its renders are given no tools."""
+        other = copy(self)
+        other._style, other._tools = self.style, None
+        other._plain_side, other._inert_side = (None, self._plain_side[1]), (None, self._inert_side[1])
+        return other
+
+    @property
+    def has_tools(self) -> bool:
+        return self._tools is not None
 
     def builder(self, region: int) -> ShapeBuilder:
         build = ShapeBuilder(Slots(region), self.words, self.style)

@@ -112,6 +112,10 @@ class Slots:
         """Let `value` mean a hole that exists already, also one of another region."""
         self._shared[kind, value] = hole
 
+    def share_all(self, other: Slots) -> None:
+        """Let every value that has one hole in `other` mean that hole here."""
+        self._shared.update(other._shared)
+
 
 @dataclass(frozen=True, slots=True)
 class Words:

@@ -1,0 +1,230 @@
+"""The second way to a delta: the history itself is rendered, for steps that a template writes otherwise in each one.
+
+Such templates number tool results through the chat, write a second run of results otherwise than the first, or show
+tools and system text in the last user turn. The lineage's messages are rendered with holes, the render is cut where the
+sampled turn ends, and only what stands behind is encoded. Two things have to hold. What stands before the cut is what a
+render of the history alone gives: else the new turn would fit a text that the model never read. And the new turn holds
+no text of an earlier one: what a template shows again is left out, since it stays where it was seen first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from silva.state.codec.delta import (
+    Context,
+    DeltaRecipe,
+    Form,
+    ImpureTransition,
+    Learner,
+    Tree,
+    close,
+    only_moved,
+    proven,
+)
+from silva.state.codec.deltas import Past, SampledTail, TurnDelta
+from silva.state.codec.ends import TurnEnds
+from silva.state.codec.frame import NEW, Frame, Texts
+from silva.state.codec.root import DEPENDS_ON_TEXT
+from silva.state.codec.slots import CONTEXT, FRAME, Hole, ShapeBuilder, Slots
+from silva.state.codec.transforms import parse
+from silva.types.errors import TransitionRefused
+from silva.types.messages import JsonObject, Message
+
+_HISTORY = "the history"
+_REASONING = "\x00reasoning\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The turns before the sampled one as a shape. `num_given` as in `Past`; `spoken`: the holes of assistant turns."""
+
+    tree: Tree
+    num_given: int
+    spoken: frozenset[Hole]
+
+    @property
+    def has_system(self) -> bool:
+        return bool(self.tree) and self.tree[0]["role"] == "system"
+
+    def without_system(self) -> History:
+        return History(self.tree[1:], self.num_given - 1, self.spoken) if self.has_system else self
+
+
+def encode_whole(
+    frame: Frame,
+    ends: TurnEnds,
+    tail: SampledTail,
+    past: Past,
+    messages: Sequence[Message],
+    refused: TransitionRefused,
+) -> TurnDelta:
+    """The delta behind this very history. `refused` is why it could not be had without it.
+
+    TransitionRefused where it cannot be had with it either.
+    """
+    context = Context(frame, tail.message)
+    history = _history(frame, context, past)
+    build = frame.builder(NEW)
+    build.slots.share_all(context.slots)
+    tree = [build.message(message) for message in messages]
+    try:
+        with frame.lock:
+            found = learn_whole(frame, ends, context, history, tree, build.slots)
+    except TransitionRefused as error:
+        if isinstance(refused, ImpureTransition):
+            raise
+        raise refused from error
+    texts = Texts(frame.slots.values, found.texts, build.slots.values)
+    observation, opening = found.known.recipe.encode(frame.text, texts)
+    return close(ends, tail, found.known.first_id, observation, opening)
+
+
+def _history(frame: Frame, context: Context, past: Past) -> History:
+    build = ShapeBuilder(context.slots, frame.words, frame.style)
+    for i, value in enumerate(frame.slots.values):
+        build.slots.share(value, "name", Hole(FRAME, i))
+    return history_of([build.message(message) for message in past.messages], past.num_given)
+
+
+def history_of(tree: Tree, num_given: int | None = None) -> History:
+    """A history from its shape. `num_given` None: nothing but its first turns, up to an answer, was given."""
+    if num_given is None:
+        num_given = next((i for i, turn in enumerate(tree) if turn["role"] == "assistant"), len(tree))
+    spoken = [hole for turn in tree if turn["role"] == "assistant" for hole in _holes(turn)]
+    return History(tree, num_given, frozenset(spoken))
+
+
+def _holes(tree: Any) -> Iterator[Hole]:
+    if isinstance(tree, Hole):
+        yield tree
+    elif isinstance(tree, dict):
+        for key, value in cast("dict[Any, Any]", tree).items():
+            yield from _holes(key)
+            yield from _holes(value)
+    elif isinstance(tree, list):
+        for item in cast("list[Any]", tree):
+            yield from _holes(item)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A recipe that holds behind one history only. `texts`: those of the holes that stand before the new messages."""
+
+    known: DeltaRecipe
+    texts: Sequence[str]
+
+
+def learn_whole(frame: Frame, ends: TurnEnds, context: Context, history: History, tree: Tree, slots: Slots) -> Found:
+    """Learn a delta behind a history, proven on the real (inert) texts of both."""
+    learner = Whole(frame, ends, context, history, tree, slots)
+    try:
+        return learner.proven()
+    except TransitionRefused as error:
+        for shorter in learner.first_seen():
+            try:
+                found = shorter.proven()
+            except TransitionRefused:
+                continue
+            if shorter.left_out_was_seen(learner):
+                return found
+        raise error
+
+
+class Whole(Learner):
+    """Learns a delta behind one given history."""
+
+    def __init__(self, frame: Frame, ends: TurnEnds, context: Context, history: History, tree: Tree, slots: Slots):
+        super().__init__(frame, ends, context, tree, slots, None)
+        self._prefixes = {_HISTORY: history.tree}
+        self._history = history
+        self._cut_text = ""
+
+    def proven(self) -> Found:
+        frame, context = self._frame, self._context
+        texts = [value or Hole(CONTEXT, i).placeholder for i, value in enumerate(context.slots.values)]
+        new = self._slots.values
+        inert = Texts(frame.inert, [frame.text.inert(t) for t in texts], [frame.text.inert(t) for t in new])
+        for cached in (True, False):
+            known = self.learn(cached=cached)
+            if proven(frame, known, self._tree, inert):
+                return Found(known, texts)
+        raise TransitionRefused(DEPENDS_ON_TEXT, field="messages[0]" if len(self._tree) == 1 else None)
+
+    def _compare(self, form: Form, turn: JsonObject, tail: str, known: str) -> tuple[tuple[str, bool], ...]:
+        """Refuse the step unless the render still holds the history as it was read."""
+        self._cut_text = tail
+        before = self._text[: len(self._text) - len(tail)]
+        read = self._frame.render(self._history.tree, gen=True)
+        fault = None if before.startswith(read) else self._difference(read, before)
+        if fault is not None:
+            raise ImpureTransition(
+                f"the chat template {fault}, and what it writes next depends on the history",
+                field="messages[0]" if self._tree else None,
+            )
+        return ()
+
+    def _difference(self, read: str, before: str) -> str | None:
+        """How the history stands otherwise in `before` than in `read`, None where it is the same in all that counts.
+
+        What leads into an assistant turn (an opening, or the close of a group of results) was given to the model with
+        that turn and may change, and so may reasoning.
+        """
+        old, new = self._gaps(read), self._gaps(before)
+        spoken = set(self._history.spoken)
+        for i, (gap, hole) in enumerate(old[:-1]):
+            other, found = new[i] if i < len(new) - 1 else ("", None)
+            if found != hole:
+                moved = hole.placeholder in self._cut_text
+                return f"{'moves' if moved else 'drops'} the text of an earlier {self._role(hole)}"
+            thought = _REASONING in gap or _REASONING in other
+            if other != gap and not thought and hole not in spoken:
+                return f"writes what stands before the text of an earlier {self._role(hole)} anew"
+            spoken.discard(hole)  # a result may show the id of its call again
+        return None
+
+    def _gaps(self, text: str) -> list[tuple[str, Hole]]:
+        """The text before each hole that is no reasoning; last what stands behind them all."""
+        gaps: list[tuple[str, Hole]] = []
+        gap = ""
+        for piece in parse(text):
+            if isinstance(piece, str):
+                gap += piece
+            elif piece.region == CONTEXT and self._context.slots.kinds[piece.index] == "assistant.reasoning":
+                gap += _REASONING
+            else:
+                gaps.append((gap, piece))
+                gap = ""
+        return [*gaps, (gap, Hole(CONTEXT, 0))]
+
+    def _role(self, hole: Hole) -> str:
+        mark = repr(hole)
+        return next((f"{turn['role']} turn" for turn in self._history.tree if mark in repr(turn)), "definition")
+
+    def _refuse_tools_again(self, form: Form, beginning: Tree, tail: str) -> None:
+        """Nothing to do: tools that moved are found by comparing the history."""
+
+    def _refuse_foreign(self, pieces: Sequence[str | Hole]) -> None:
+        kinds = self._context.slots.kinds
+        if any(isinstance(p, Hole) and p.region == CONTEXT and kinds[p.index] not in ("id", "name") for p in pieces):
+            super()._refuse_foreign(pieces)
+
+    def first_seen(self) -> Iterator[Whole]:
+        """The same step with less to show again: without the tools, without the system text, without both."""
+        frame, history = self._frame, self._history
+        frames = (frame, frame.without_tools()) if frame.has_tools else (frame,)
+        histories = (history, history.without_system()) if history.has_system else (history,)
+        for kept in histories:
+            for shown in frames:
+                if shown is not frame or kept is not history:
+                    yield Whole(shown, self._ends, self._context, kept, self._tree, self._slots)
+
+    def left_out_was_seen(self, full: Whole) -> bool:
+        """Whether `full` writes the same and besides only what its history began with and what it has moved here."""
+        if not full._cut_text:
+            return False
+        before = full._text[: len(full._text) - len(full._cut_text)]
+        given = full._frame.render(full._history.tree[: full._history.num_given], gen=True)
+        return only_moved(self._frame.text, full._cut_text, self._cut_text, given=given, before=before)
