@@ -36,6 +36,7 @@ from silva.rollout.report import StepReport
 from silva.state.codec import TurnCodec
 from silva.state.parsers import TurnParser
 from silva.store.ledger import Recovered, RunLedger
+from silva.store.media import MEDIA_DIR, MediaStore
 from silva.store.queries import check_ledgers, open_run
 from silva.types.clock import Clock, SystemClock
 from silva.types.errors import ConfigError
@@ -265,7 +266,8 @@ async def open_runtime(
         await engine.start()
         stack.push_async_callback(engine.close)
         accounts = OpenSessions(ledger) if open_sessions else None
-        registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts)
+        media = MediaStore(run_dir / MEDIA_DIR)
+        registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts, media)
         ledger.event("run_start", {"run_id": run_id, "base_url": server.base_url, "resumed": recovered is not None})
         yield Runtime(
             config=config,
@@ -294,13 +296,16 @@ async def open_gateway(
     clock: Clock,
     stack: AsyncExitStack,
     accounts: OpenSessions | None,
+    media: MediaStore,
 ) -> tuple[SessionRegistry, TurnService, GatewayServer]:
     """Sessions, turns and the HTTP server.
 
     At the end every session that still lives ends first, then the server stops.
     """
     parser = TurnParser.from_names(reasoning=config.agentic_reasoning_parser, tool_call=config.agentic_tool_call_parser)
-    turns = TurnService(engine=engine, codec=codec, parser=parser, clock=clock, settings=turn_settings(config))
+    turns = TurnService(
+        engine=engine, codec=codec, parser=parser, clock=clock, settings=turn_settings(config), media=media
+    )
     stack.callback(turns.close)
     registry = SessionRegistry(
         engine,
@@ -391,7 +396,7 @@ def build_producer(
         settings=ProducerSettings(
             batch_size=config.rollout_batch_size, concurrency=train_concurrency(config), replace=replace_dropped
         ),
-        group_settings=group_settings(config, "train"),
+        group_settings=replace(group_settings(config, "train"), text_only=replace_dropped),
         issued={prompt.prompt_id: prompt.num_groups for prompt in pending},
         on_step=runtime.view.begin_step,
     )

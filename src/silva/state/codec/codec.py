@@ -21,7 +21,7 @@ from silva.state.codec.root import encode_root
 from silva.state.codec.slots import Words
 from silva.state.codec.template import ChatTemplate
 from silva.types.errors import ConfigError, TransitionRefused
-from silva.types.messages import Conversation, JsonObject, Message
+from silva.types.messages import Conversation, JsonObject, Message, Role
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -140,6 +140,13 @@ class TurnCodec:
         refuses the step, or writes it otherwise in other histories; `field` is relative to `messages`.
         """
         return deltas.encode_delta(self._frame(conversation), self.ends, tail, messages)
+
+    def shows_images(self, role: Role, conversation: Conversation) -> bool:
+        """Whether the template has a place for images in messages of this role.
+
+        Where it has none, an image stands in the ids as the plain text `<image>`.
+        """
+        return self._frame(conversation).image_part(role) is not None
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included, nothing cleaned up."""
