@@ -117,8 +117,10 @@ def _fields(old: Message, new: Message, at: str, lenient: bool) -> Iterator[_Fou
 
 
 def _texts(old: Message, new: Message, at: str, text: Callable[[str], str], lenient: bool) -> Iterator[_Found]:
-    if old.parts or new.parts:
-        yield from _contents(old, new, f"{at}/content")
+    if old.parts and new.parts:
+        yield from _parts_of(old, new, f"{at}/content")
+    elif old.parts or new.parts:
+        yield f"{at}/content", old.to_chat()["content"], new.to_chat()["content"]
     elif text(old.content) != text(new.content):
         yield f"{at}/content", old.content, new.content
     forgiven = lenient and not text(new.reasoning)
@@ -126,10 +128,9 @@ def _texts(old: Message, new: Message, at: str, text: Callable[[str], str], leni
         yield f"{at}/reasoning_content", old.reasoning or None, new.reasoning or None
 
 
-def _contents(old: Message, new: Message, at: str) -> Iterator[_Found]:
-    """Differences between contents of which one at least holds images, part by part."""
-    both = zip_longest(old.parts or (old.content,), new.parts or (new.content,))
-    for index, (was, now) in enumerate(both):
+def _parts_of(old: Message, new: Message, at: str) -> Iterator[_Found]:
+    """Differences between contents that both hold images, part by part."""
+    for index, (was, now) in enumerate(zip_longest(old.parts, new.parts)):
         if was == now:
             continue
         if isinstance(was, str) and isinstance(now, str):
