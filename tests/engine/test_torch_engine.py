@@ -257,6 +257,7 @@ async def test_unusable_requests_are_refused_and_the_engine_goes_on(qwen3: Model
     with pytest.raises(RequestError, match="empty string"):
         await generate(engine, [1], stop=("",))
     image = Media(kind="image", digest="0" * 64, url="https://example.org/a.png")
+    assert engine.image_support == "none"
     with pytest.raises(EngineFault, match="carries images"):
         base = request([1])
         await engine.generate(
