@@ -127,7 +127,7 @@ def test_ids_are_those_of_the_full_render(name: str) -> None:
     mark_ids = codec.encode_sampled(mark)
     maker, painter = Maker(family, seed=3), Painter(3)
     num_turns = num_images = 0
-    for _ in range(12):
+    for _ in range(8):
         episode = maker.episode()
         tools = episode.conversation.tools
         messages = [painter.paint(message, roles) for message in episode.root]
@@ -146,7 +146,7 @@ def test_ids_are_those_of_the_full_render(name: str) -> None:
             assert count == sum(len(message.images) for message in new)
             num_images += count
             num_turns += 1
-    assert num_turns > 12 and num_images > 12
+    assert num_turns > 8 and num_images > 8
 
 
 def picture(*parts: Part, role: Role = "user", **fields: Any) -> Message:

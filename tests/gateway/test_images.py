@@ -13,6 +13,7 @@ from gateway_serve import Json, Serve, serving
 from pictures import chat_part, data_uri, digest, messages_block, png, text
 from transformers import PreTrainedTokenizerFast
 
+from silva.gateway import images
 from silva.gateway.images import MAX_IMAGE_BYTES, MAX_URL_CHARS
 from silva.inference.scripted import ScriptedEngine
 from silva.state.codec import TurnCodec
@@ -67,8 +68,8 @@ async def test_chat_takes_images_from_users_and_tools(codec: TurnCodec):
         await client.create(model="m", messages=[question, said.model_dump(), result, system])
         assert "<tool_response>\n<image>done\n</tool_response>" in seen(serve)
         first, second = serve.calls("s")
-        images = serve.forest("s").nodes[-1].path_images()
-        assert [image.url for image in images] == [None, WEB, None, None]
+        held = serve.forest("s").nodes[-1].path_images()
+        assert [image.url for image in held] == [None, WEB, None, None]
         assert first["images"] == [digest(ONE), digest(WEB.encode())]
         assert second["images"] == [*first["images"], digest(TWO), digest(TWO)]
         assert {path.name: path.read_bytes() for path in serve.media_dir.iterdir()} == {
@@ -247,14 +248,15 @@ BAD: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", list(BAD))
-async def test_what_is_no_image_is_refused_by_its_path(codec: TurnCodec, name: str):
+async def test_what_is_no_image_is_refused_by_its_path(codec: TurnCodec):
+    told = (400, "invalid_image", "messages[0].content[1]")
     async with serving(codec, [{"text": "ok"}]) as serve:
-        part = {"type": "image_url", "image_url": BAD[name]}
-        answer = await serve.post("s", {"messages": [user(text("a"), part)]})
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_image", "messages[0].content[1]")
-        assert len(error["message"]) < 300
+        for name, value in BAD.items():
+            part = {"type": "image_url", "image_url": value}
+            answer = await serve.post("s", {"messages": [user(text("a"), part)]})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == told, name
+            assert len(error["message"]) < 300, name
         assert not serve.media_dir.exists()
 
 
@@ -282,12 +284,14 @@ async def test_a_file_that_is_only_named_is_refused_by_the_field(codec: TurnCode
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input[0].content[0].file_id")
 
 
-async def test_an_image_has_a_largest_size(codec: TurnCodec):
+async def test_an_image_has_a_largest_size(codec: TurnCodec, monkeypatch: pytest.MonkeyPatch):
     async with serving(codec, [{"text": "ok"}]) as serve:
         await serve.chat("s", [user(chat_part(data_uri(png(MAX_IMAGE_BYTES))))])
-        answer = await serve.post("s", {"messages": [user(chat_part(data_uri(png(MAX_IMAGE_BYTES + 1))))]})
+        monkeypatch.setattr(images, "MAX_IMAGE_BYTES", 1000)
+        await serve.chat("s", [user(chat_part(data_uri(png(1000))))])
+        answer = await serve.post("s", {"messages": [user(chat_part(data_uri(png(1001))))]})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_image")
-        assert [path.stat().st_size for path in serve.media_dir.iterdir()] == [MAX_IMAGE_BYTES]
+        assert sorted(path.stat().st_size for path in serve.media_dir.iterdir()) == [1000, MAX_IMAGE_BYTES]
 
 
 async def test_a_thousand_images_are_taken_where_the_context_has_room(codec: TurnCodec):
