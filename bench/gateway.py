@@ -145,6 +145,7 @@ def http_engine(port: int) -> Any:
     class HttpEngine:
         version = 0
         max_context_len = 1 << 20
+        image_support = "none"
         streams: Any = None
 
         async def generate(self, request: GenerateRequest) -> GenerateResult:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from typing import Any
 
 import pytest
@@ -114,12 +116,33 @@ async def test_api_10_every_form_of_a_tool_result_is_shown(
         assert (question.role, question.content) == ("user", "and now?")
 
 
-async def test_api_10_an_image_is_refused_by_its_path_wherever_it_stands(codec: TurnCodec):
+async def test_api_10_an_image_in_a_failed_result_reaches_the_engine(codec: TurnCodec):
     boom = {"type": "text", "text": "boom"}
-    failed = {"type": "tool_result", "tool_use_id": "t1", "is_error": True, "content": [boom, IMAGE]}
+    failed = {"type": "tool_result", "tool_use_id": "t1", "is_error": True, "content": [boom, IMAGE, boom]}
+    digest = hashlib.sha256(base64.b64decode(IMAGE["source"]["data"])).hexdigest()
     async with serving(codec, [{"text": "ok"}]) as serve:
-        message = await refused(serve, "s", tool_history(failed))
-        assert "messages[2].content[0].content[1]" in message and "images are not built yet" in message
-        message = await refused(serve, "s", [{"role": "user", "content": [boom, IMAGE]}])
-        assert "messages[0].content[1]" in message and "images are not built yet" in message
+        await ask(serve, "s", tool_history(failed, {"type": "text", "text": "and now?"}))
+        (call,) = serve.calls("s")
+        seen = codec.decode(call["input_ids"])
+        assert f"<tool_response>\n{ERROR_RESULT_MARK}boom<image>boom\n</tool_response>" in seen
+        assert seen.index("<image>") < seen.index("and now?")
+        assert call["images"] == [digest]
+        assert IMAGE["source"]["data"] not in seen
+        (*_, result, _) = serve.forest("s").nodes[1].messages
+        assert result.to_chat()["content"] == [
+            {"type": "text", "text": ERROR_RESULT_MARK + "boom"},
+            {"type": "image_url", "image_url": {"url": "media:sha256:" + digest}},
+            boom,
+        ]
+        assert serve.sample("s").images == ("media:sha256:" + digest,)
+
+
+async def test_api_10_a_block_that_cannot_be_shown_is_refused_by_its_path(codec: TurnCodec):
+    document = {"type": "document", "source": {}}
+    failed = {"type": "tool_result", "tool_use_id": "t1", "is_error": True, "content": [IMAGE, document]}
+    async with serving(codec, [{"text": "ok"}]) as serve:
+        assert "messages[2].content[0].content[1]" in await refused(serve, "s", tool_history(failed))
+        said = {"role": "assistant", "content": [{"type": "text", "text": "here"}, IMAGE]}
+        message = await refused(serve, "s", [*HI, said, MORE])
+        assert "messages[1].content[1] is an image; images may stand in" in message
         assert serve.calls() == []

@@ -256,7 +256,8 @@ async def test_unusable_requests_are_refused_and_the_engine_goes_on(qwen3: Model
             await generate(engine, [1, bad, 2])  # type: ignore[list-item]
     with pytest.raises(RequestError, match="empty string"):
         await generate(engine, [1], stop=("",))
-    image = Media(kind="image", digest="0" * 64, data=b"")
+    image = Media(kind="image", digest="0" * 64, url="https://example.org/a.png")
+    assert engine.image_support == "none"
     with pytest.raises(EngineFault, match="carries images"):
         base = request([1])
         await engine.generate(

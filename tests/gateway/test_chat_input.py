@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from silva.gateway.chat import ChatDialect
 from silva.gateway.history import MAX_PLAIN_BYTES, HistoryCache
+from silva.gateway.images import RequestImages
 from silva.state.identity import message_digest, root_key
 from silva.types.errors import RequestError
 from silva.types.messages import Message
@@ -180,9 +181,9 @@ def test_an_unchanged_history_is_not_read_again(monkeypatch: pytest.MonkeyPatch)
     read: list[str] = []
     original = chat.project_message
 
-    def counting(raw: Any, at: str) -> Message:
+    def counting(raw: Any, at: str, images: RequestImages) -> Message:
         read.append(at)
-        return original(raw, at)
+        return original(raw, at, images)
 
     monkeypatch.setattr(chat, "project_message", counting)
     history = HistoryCache()

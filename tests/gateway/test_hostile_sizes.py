@@ -93,7 +93,7 @@ def test_long_tokens_get_the_benefit_of_the_doubt(message: Message, fits: bool):
 
 def test_calls_count_as_parts():
     made, match = request(CALLED, CALLED)
-    with pytest.raises(RequestError, match="are 122, calls included"):
+    with pytest.raises(RequestError, match="are 122, calls and images included"):
         refuse_hopeless(made, match, limit=100, longest_token=64, encode=lambda text: [])
 
 

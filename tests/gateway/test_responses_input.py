@@ -11,6 +11,7 @@ from dialect_input import JSON, BodyReader, messages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from silva.gateway.content import Content
 from silva.gateway.history import HistoryCache
 from silva.gateway.responses import ResponsesDialect
 from silva.state.identity import message_digest, root_key
@@ -96,9 +97,9 @@ def test_a_bad_field_is_refused_by_its_name(fields: dict[str, Any], field: str):
     assert refusal({"input": "hi", **fields}).field == field
 
 
-def test_images_are_refused_with_a_sentence():
-    body = {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:x"}]}]}
-    assert "images are not built yet" in str(refusal(body))
+def test_an_image_in_an_answer_is_refused_with_a_sentence():
+    body = {"input": [USER, {"role": "assistant", "content": [{"type": "input_image", "image_url": "data:x"}]}]}
+    assert "images may stand in user, tool and system messages only" in str(refusal(body))
 
 
 def test_a_request_without_input_says_what_is_missing():
@@ -211,11 +212,11 @@ def test_an_unchanged_history_is_not_read_again(monkeypatch: pytest.MonkeyPatch)
 
     built: list[str] = []
 
-    def counting(role: Any, content: str, at: str) -> Message:
+    def counting(role: Any, content: Content, at: str) -> Message:
         built.append(at)
-        return Message(role=role, content=content)
+        return Message(role=role, content=content.text)
 
-    monkeypatch.setattr(responses_input, "text_message", counting)
+    monkeypatch.setattr(responses_input, "heard_message", counting)
     history = HistoryCache()
     items: list[Any] = []
     for number in range(100):

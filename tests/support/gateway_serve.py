@@ -25,6 +25,7 @@ from silva.state.forest import Node, SessionForest
 from silva.state.lineage import build_sample, linear_leaf
 from silva.state.parsers import TurnParser
 from silva.state.session import Session
+from silva.store.media import MEDIA_DIR, MediaStore
 from silva.types.clock import Clock, SystemClock
 from silva.types.generation import check_spans
 from silva.types.rollout import ExportRecord, TrainingSample
@@ -41,6 +42,7 @@ class Serve:
         self.codec = codec
         self.engine = engine
         self.log = log
+        self.media_dir = log.parent / MEDIA_DIR
         self.finished: dict[str, bytes] = {}
         self.opened: dict[str, Session] = {}
         self.registry: SessionRegistry
@@ -161,6 +163,7 @@ async def serving(
             parser=parser or TurnParser.from_names(reasoning="generic", tool_call="generic"),
             clock=clock,
             settings=TurnSettings(train=sampling or SamplingSettings(), **settings),
+            media=MediaStore(Path(folder) / MEDIA_DIR),
         )
         app = GatewayApp(serve.registry, serve.turns, clock, answers)
         serve.server = GatewayServer(app, ServerSettings())

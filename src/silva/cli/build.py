@@ -38,6 +38,7 @@ from silva.rollout.report import StepReport
 from silva.state.codec import TurnCodec
 from silva.state.parsers import TurnParser
 from silva.store.ledger import Recovered, RunLedger
+from silva.store.media import MEDIA_DIR, MediaStore
 from silva.store.queries import check_ledgers, open_run
 from silva.types.clock import Clock, SystemClock
 from silva.types.errors import ConfigError
@@ -277,7 +278,8 @@ async def open_runtime(
         await engine.start()
         stack.push_async_callback(engine.close)
         accounts = OpenSessions(ledger) if open_sessions else None
-        registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts)
+        media = MediaStore(run_dir / MEDIA_DIR)
+        registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts, media)
         ledger.event("run_start", {"run_id": run_id, "base_url": server.base_url, "resumed": recovered is not None})
         yield Runtime(
             config=config,
@@ -306,6 +308,7 @@ async def open_gateway(
     clock: Clock,
     stack: AsyncExitStack,
     accounts: OpenSessions | None,
+    media: MediaStore,
 ) -> tuple[SessionRegistry, TurnService, GatewayServer]:
     """Sessions, turns and the HTTP server.
 
@@ -313,7 +316,9 @@ async def open_gateway(
     """
     parser = load_parser(config, codec)
     log.info("parsers: %s", parser)
-    turns = TurnService(engine=engine, codec=codec, parser=parser, clock=clock, settings=turn_settings(config))
+    turns = TurnService(
+        engine=engine, codec=codec, parser=parser, clock=clock, settings=turn_settings(config), media=media
+    )
     stack.callback(turns.close)
     registry = SessionRegistry(
         engine,
@@ -413,7 +418,7 @@ def build_producer(
         settings=ProducerSettings(
             batch_size=config.rollout_batch_size, concurrency=train_concurrency(config), replace=replace_dropped
         ),
-        group_settings=group_settings(config, "train"),
+        group_settings=replace(group_settings(config, "train"), text_only=replace_dropped),
         issued={prompt.prompt_id: prompt.num_groups for prompt in pending},
         on_step=runtime.view.begin_step,
     )

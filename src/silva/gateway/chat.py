@@ -17,6 +17,7 @@ from silva.gateway.fields import (
     read_stream,
 )
 from silva.gateway.history import HistoryCache
+from silva.gateway.images import RequestImages
 from silva.gateway.json_in import RawObject, read_body, read_value
 from silva.gateway.sse import data_frame
 from silva.types.errors import RequestError
@@ -51,16 +52,18 @@ class ChatDialect:
         fields = read_body(body)
         conversation, skipped = read_conversation(fields, history)
         raws = read_history_list(fields, "messages")
+        images = RequestImages()
         digests, messages_between = history.read(
             len(raws),
             lambda index: history.key(raws[index]),
-            lambda index: project_message(raws[index], f"messages[{index}]"),
+            lambda index: project_message(raws[index], f"messages[{index}]", images),
         )
         return ModelRequest(
             options=_options(fields, ignored_names(fields, _READ_FIELDS, skipped)),
             conversation=conversation,
             digests=digests,
             messages_between=messages_between,
+            images=images,
         )
 
     def render(self, options: TurnOptions, reply: TurnReply) -> bytes:

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import msgspec
 
-from silva.gateway.content import ROLES, is_absent, read_arguments, read_name, read_role, read_text, shown, text_message
-from silva.gateway.json_in import RawObject, read_list, read_object, read_value
+from silva.gateway.content import (
+    ROLES,
+    heard_message,
+    is_absent,
+    read_arguments,
+    read_content,
+    read_name,
+    read_role,
+    read_text,
+    tool_message,
+)
+from silva.gateway.images import RequestImages
+from silva.gateway.json_in import RawObject, read_list, read_object, read_value, shown
 from silva.types.errors import RequestError
-from silva.types.messages import EMPTY_TOOL_RESULT, Message, Role, ToolCall
+from silva.types.messages import Message, Role, ToolCall
 
 _CHAT_ROLES: dict[str, Role] = {**ROLES, "tool": "tool"}
 
 
-def project_message(raw: msgspec.Raw, at: str) -> Message:
+def project_message(raw: msgspec.Raw, at: str, images: RequestImages) -> Message:
     """The canonical form of one message. `at` is its path, such as `messages[3]`. Unknown keys have no meaning."""
     fields = read_object(raw, at)
     role = read_role(fields, at, _CHAT_ROLES)
-    content = read_text(fields.get("content"), f"{at}.content")
+    path = f"{at}.content"
     if role == "assistant":
-        return Message(role=role, content=content, reasoning=_reasoning(fields, at), tool_calls=_tool_calls(fields, at))
-    if role == "tool":
-        return Message(role=role, content=content or EMPTY_TOOL_RESULT, tool_call_id=_result_id(fields, at))
-    return text_message(role, content, f"{at}.content")
+        text = read_text(fields.get("content"), path)
+        return Message(role=role, content=text, reasoning=_reasoning(fields, at), tool_calls=_tool_calls(fields, at))
+    content = read_content(fields.get("content"), path, images)
+    return tool_message(content, _result_id(fields, at)) if role == "tool" else heard_message(role, content, path)
 
 
 def _reasoning(fields: RawObject, at: str) -> str:

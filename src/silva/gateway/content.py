@@ -1,15 +1,17 @@
-"""What every protocol reads alike: text parts, call arguments and function tools. Errors name the field's path."""
+"""What every protocol reads alike: texts, images, call arguments, function tools. Errors name the field's path."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from silva.gateway.json_in import RawObject, read_value
+from silva.gateway.images import IMAGE_KINDS, RequestImages, is_image_part
+from silva.gateway.json_in import RawObject, read_value, shown
 from silva.types.errors import RequestError
-from silva.types.messages import JsonObject, Message, Role
+from silva.types.messages import EMPTY_TOOL_RESULT, JsonObject, Message, Part, Role, join_texts, text_of
 
 ROLES: dict[str, Role] = {
     "system": "system",
@@ -33,11 +35,34 @@ def read_role(fields: RawObject, at: str, roles: Mapping[str, Role]) -> Role:
     return role
 
 
-def text_message(role: Role, content: str, at: str) -> Message:
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a message says: its text, and the parts in order where images are among them."""
+
+    text: str
+    parts: tuple[Part, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Sequence[Part]) -> Content:
+        return cls(text_of(parts), join_texts(parts))
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.parts)
+
+
+def heard_message(role: Role, content: Content, at: str) -> Message:
     """A user or system message, which must say something. `at` is the path of its content."""
     if not content:
         raise RequestError(f"{at} is empty; a {role} message needs text", field=at, code="empty_content")
-    return Message(role=role, content=content)
+    return Message(role=role, content=content.text, parts=content.parts)
+
+
+def tool_message(content: Content, call_id: str | None, *, mark: str = "") -> Message:
+    """The result of a call, `mark` before it. One that says nothing gets a text that stands for that."""
+    if content.parts:
+        parts = join_texts((mark, *content.parts))
+        return Message(role="tool", content=text_of(parts), parts=parts, tool_call_id=call_id)
+    return Message(role="tool", content=mark + (content.text or EMPTY_TOOL_RESULT), tool_call_id=call_id)
 
 
 def is_absent(raw: msgspec.Raw | None) -> bool:
@@ -55,14 +80,30 @@ def read_name(raw: msgspec.Raw | None, at: str) -> str:
 
 def read_text(raw: msgspec.Raw | None, at: str) -> str:
     """Text that comes as a string or as a list of parts, joined; absent text is empty."""
+    return "".join(_part_text(part, f"{at}[{index}]") for index, part in enumerate(_parts(raw, at)))
+
+
+def read_content(raw: msgspec.Raw | None, at: str, images: RequestImages) -> Content:
+    """As `read_text`, for messages that may hold images as well."""
+    parts = _parts(raw, at)
+    if len(parts) == 1 and isinstance(parts[0], str):
+        return Content(parts[0])
+    return Content.of([_part(part, f"{at}[{index}]", images) for index, part in enumerate(parts)])
+
+
+def _parts(raw: msgspec.Raw | None, at: str) -> list[Any]:
     value = read_value(raw, at)
     if value is None:
-        return ""
+        return []
     if isinstance(value, str):
-        return value
+        return [value]
     if not isinstance(value, list):
         raise RequestError(f"{at} is {shown(value)}; it must be a string or a list of parts", field=at)
-    return "".join(_part_text(part, f"{at}[{index}]") for index, part in enumerate(value))
+    return value
+
+
+def _part(part: Any, at: str, images: RequestImages) -> Part:
+    return images.read(part, at) if is_image_part(part) else _part_text(part, at)
 
 
 def _part_text(part: Any, at: str) -> str:
@@ -81,11 +122,11 @@ def _part_text(part: Any, at: str) -> str:
 
 
 def unsupported_part(kind: Any, at: str) -> RequestError:
-    """The error for a part that is no text."""
-    if isinstance(kind, str) and "image" in kind:
-        words = f"{at} is an image part; images are not built yet, send text only"
+    """The error for a part that cannot stand in its message."""
+    if kind in IMAGE_KINDS:
+        words = f"{at} is an image; images may stand in user, tool and system messages only"
     else:
-        words = f"{at} is a part of type {shown(kind)}; only text parts are supported"
+        words = f"{at} is a part of type {shown(kind)}; only texts and images are supported"
     return RequestError(words, field=at, code="unsupported_content")
 
 
@@ -142,10 +183,3 @@ def _function_tool(item: JsonObject, at: str) -> JsonObject:
             f"{path}.parameters is {shown(parameters)}; it must be an object", field=f"{path}.parameters"
         )
     return tool
-
-
-def shown(value: Any) -> str:
-    if value is None:
-        return "missing or null"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

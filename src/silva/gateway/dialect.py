@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from silva.gateway.history import HistoryCache
+from silva.gateway.images import RequestImages
 from silva.state.turns import MessagesBetween
 from silva.types.generation import FinishReason
 from silva.types.messages import Conversation, Message
@@ -44,6 +45,8 @@ class ModelRequest:
     messages_between: MessagesBetween
     path_of: Callable[[int], str] = _message_path
     """Where in the body a canonical message stands."""
+    images: RequestImages = field(default_factory=RequestImages)
+    """Those of the messages that were formed so far."""
 
     def message_at(self, index: int) -> Message:
         """One message of the history."""

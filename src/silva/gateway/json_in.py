@@ -69,6 +69,14 @@ def read_value(raw: msgspec.Raw | bytes | None, field: str) -> Any:
         raise _too_deep(field) from error
 
 
+def shown(value: Any) -> str:
+    """A value for an error message, shortened."""
+    if value is None:
+        return "missing or null"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def _read_with_surrogates(body: bytes) -> Any:
     try:
         value = json.loads(body.decode(), parse_constant=_refuse_constant, parse_float=_finite)

@@ -18,6 +18,7 @@ from silva.gateway.fields import (
     read_stream,
 )
 from silva.gateway.history import HistoryCache
+from silva.gateway.images import RequestImages
 from silva.gateway.json_in import RawObject, read_body
 from silva.gateway.messages_input import project_message, project_system, project_tools
 from silva.gateway.opaque import sealed
@@ -94,7 +95,8 @@ class MessagesDialect:
 
 def _request(fields: RawObject, history: HistoryCache, max_tokens: int | None) -> ModelRequest:
     conversation, skipped = read_conversation(fields, history, project_tools)
-    system = project_system(fields.get("system"))
+    images = RequestImages()
+    system = project_system(fields.get("system"), images)
     raws = read_history_list(fields, "messages")
     first = 0 if system is None else 1
     ignored: list[str] = []
@@ -108,7 +110,7 @@ def _request(fields: RawObject, history: HistoryCache, max_tokens: int | None) -
     def project(index: int) -> tuple[Message, ...]:
         if system is not None and index == 0:
             return (system,)
-        return project_message(raws[index - first], f"messages[{index - first}]", ignored.append)
+        return project_message(raws[index - first], f"messages[{index - first}]", images, ignored.append)
 
     past = history.read_items(first + len(raws), key_of, project)
 
@@ -130,6 +132,7 @@ def _request(fields: RawObject, history: HistoryCache, max_tokens: int | None) -
         digests=past.digests,
         messages_between=past.messages_between,
         path_of=path_of,
+        images=images,
     )
 
 

@@ -7,10 +7,21 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from silva.gateway.content import is_absent, read_name, read_role, read_text, shown, text_message, unsupported_part
-from silva.gateway.json_in import RawObject, read_list, read_object, read_value
+from silva.gateway.content import (
+    Content,
+    heard_message,
+    is_absent,
+    read_content,
+    read_name,
+    read_role,
+    read_text,
+    tool_message,
+    unsupported_part,
+)
+from silva.gateway.images import RequestImages
+from silva.gateway.json_in import RawObject, read_list, read_object, read_value, shown
 from silva.types.errors import RequestError
-from silva.types.messages import EMPTY_TOOL_RESULT, JsonObject, Message, Role, ToolCall
+from silva.types.messages import JsonObject, Message, Part, Role, ToolCall
 
 ERROR_RESULT_MARK = "[tool error]\n"
 """Stands before the text of a tool result that has `is_error`."""
@@ -20,13 +31,13 @@ Note = Callable[[str], None]
 """Takes the path and type of a block that means nothing here."""
 
 
-def project_system(raw: msgspec.Raw | None) -> Message | None:
-    """The message that the top-level `system` field stands for; None where it is absent or has no text."""
-    text = read_text(raw, "system")
-    return Message(role="system", content=text) if text else None
+def project_system(raw: msgspec.Raw | None, images: RequestImages) -> Message | None:
+    """The message that the top-level `system` field stands for; None where it is absent or says nothing."""
+    content = read_content(raw, "system", images)
+    return heard_message("system", content, "system") if content else None
 
 
-def project_message(raw: msgspec.Raw, at: str, note: Note) -> tuple[Message, ...]:
+def project_message(raw: msgspec.Raw, at: str, images: RequestImages, note: Note) -> tuple[Message, ...]:
     """The canonical messages (one or more) of one item of `messages`. `at` is its path, such as `messages[3]`."""
     fields = read_object(raw, at)
     role = read_role(fields, at, _ROLES)
@@ -34,9 +45,9 @@ def project_message(raw: msgspec.Raw, at: str, note: Note) -> tuple[Message, ...
     path = f"{at}.content"
     blocks = _blocks(content, path)
     if role == "system" or (role == "user" and blocks is None):
-        return (text_message(role, read_text(content, path), path),)
+        return (heard_message(role, read_content(content, path, images), path),)
     if role == "user":
-        return _user_messages(blocks or [], path)
+        return _user_messages(blocks or [], path, images)
     if blocks is None:
         return (Message(role=role, content=read_text(content, path)),)
     return (_assistant_message(blocks, path, note),)
@@ -81,37 +92,39 @@ def _blocks(content: msgspec.Raw | None, at: str) -> list[msgspec.Raw] | None:
     return read_list(content, at)
 
 
-def _user_messages(blocks: list[msgspec.Raw], at: str) -> tuple[Message, ...]:
-    """Tool results and the texts between them, in the order of the blocks."""
+def _user_messages(blocks: list[msgspec.Raw], at: str, images: RequestImages) -> tuple[Message, ...]:
+    """Tool results, and the texts and images between them, in the order of the blocks."""
     messages: list[Message] = []
-    texts: list[str] = []
+    parts: list[Part] = []
 
-    def end_text() -> None:
-        text = "".join(texts)
-        texts.clear()
-        if text:
-            messages.append(Message(role="user", content=text))
+    def end_run() -> None:
+        content = Content.of(parts)
+        parts.clear()
+        if content:
+            messages.append(heard_message("user", content, at))
 
     for index, raw in enumerate(blocks):
         path = f"{at}[{index}]"
         block = read_object(raw, path)
         kind = read_value(block.get("type"), f"{path}.type")
         if kind == "tool_result":
-            end_text()
-            messages.append(_tool_message(block, path))
+            end_run()
+            messages.append(_tool_message(block, path, images))
+        elif kind == "image":
+            parts.append(images.read(read_value(raw, path), path))
         else:
-            texts.append(_text_of(block, kind, path))
-    end_text()
-    return tuple(messages) or (text_message("user", "", at),)
+            parts.append(_text_of(block, kind, path))
+    end_run()
+    return tuple(messages) or (heard_message("user", Content(""), at),)
 
 
-def _tool_message(block: RawObject, at: str) -> Message:
+def _tool_message(block: RawObject, at: str, images: RequestImages) -> Message:
     call_id = read_name(block.get("tool_use_id"), f"{at}.tool_use_id")
-    text = read_text(block.get("content"), f"{at}.content") or EMPTY_TOOL_RESULT
+    content = read_content(block.get("content"), f"{at}.content", images)
     failed = read_value(block.get("is_error"), f"{at}.is_error")
     if failed is not None and not isinstance(failed, bool):
         raise RequestError(f"{at}.is_error is {shown(failed)}; it must be true or false", field=f"{at}.is_error")
-    return Message(role="tool", content=ERROR_RESULT_MARK + text if failed else text, tool_call_id=call_id)
+    return tool_message(content, call_id, mark=ERROR_RESULT_MARK if failed else "")
 
 
 @dataclass

@@ -65,6 +65,7 @@ class ResponsesDialect:
             digests=digests,
             messages_between=messages_between,
             path_of=items.path,
+            images=items.images,
         )
 
     def render(self, options: TurnOptions, reply: TurnReply) -> bytes:

@@ -9,19 +9,22 @@ import msgspec
 
 from silva.gateway.content import (
     ROLES,
+    Content,
+    heard_message,
     is_absent,
     read_arguments,
+    read_content,
     read_name,
     read_role,
     read_text,
-    shown,
-    text_message,
+    tool_message,
 )
 from silva.gateway.fields import read_history_list
 from silva.gateway.history import HistoryCache
-from silva.gateway.json_in import RawObject, read_object, read_value
+from silva.gateway.images import RequestImages
+from silva.gateway.json_in import RawObject, read_object, read_value, shown
 from silva.types.errors import RequestError
-from silva.types.messages import EMPTY_TOOL_RESULT, Message, Role, ToolCall
+from silva.types.messages import Message, Role, ToolCall
 
 KINDS = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
 _QUOTE = ord('"')
@@ -46,6 +49,7 @@ class InputHistory:
 
     def __init__(self, fields: RawObject, history: HistoryCache):
         self._history = history
+        self.images = RequestImages()
         self._units: list[_Unit] = []
         instructions, text = fields.get("instructions"), fields.get("input")
         if instructions is not None and not is_absent(instructions) and memoryview(instructions) != b'""':
@@ -75,11 +79,11 @@ class InputHistory:
             text = read_value(unit.raws[0], unit.path)
             if not isinstance(text, str):
                 raise RequestError(f"{unit.path} is {shown(text)}; it must be a string", field=unit.path)
-            return text_message(unit.text_role, text, unit.path)
+            return heard_message(unit.text_role, Content(text), unit.path)
         if unit.spoken:
             paths = [f"input[{unit.first + offset}]" for offset in range(len(unit.raws))]
             return _joined([_spoken(raw, at, self._history) for raw, at in zip(unit.raws, paths, strict=True)])
-        return _heard(unit.raws[0], unit.path)
+        return _heard(unit.raws[0], unit.path, self.images)
 
 
 def _grouped(raws: list[msgspec.Raw]) -> list[_Unit]:
@@ -114,15 +118,14 @@ def _is_spoken(fields: RawObject, at: str) -> bool:
     return kind != "function_call_output"
 
 
-def _heard(raw: msgspec.Raw, at: str) -> Message:
+def _heard(raw: msgspec.Raw, at: str, images: RequestImages) -> Message:
     """A user or system message, or the result of a call."""
     fields = read_object(raw, at)
     if _kind(fields, at) == "message":
-        content = f"{at}.content"
-        return text_message(read_role(fields, at, ROLES), read_text(fields.get("content"), content), content)
+        path = f"{at}.content"
+        return heard_message(read_role(fields, at, ROLES), read_content(fields.get("content"), path, images), path)
     call_id = read_name(fields.get("call_id"), f"{at}.call_id")
-    output = read_text(fields.get("output"), f"{at}.output")
-    return Message(role="tool", content=output or EMPTY_TOOL_RESULT, tool_call_id=call_id)
+    return tool_message(read_content(fields.get("output"), f"{at}.output", images), call_id)
 
 
 def _spoken(raw: msgspec.Raw, at: str, history: HistoryCache) -> Message:

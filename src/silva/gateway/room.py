@@ -9,6 +9,7 @@ import msgspec
 from silva.gateway.dialect import ModelRequest
 from silva.state.forest import Match
 from silva.types.errors import RequestError
+from silva.types.messages import images_of
 
 SLACK = 4
 """For templates and normalizers that take text away."""
@@ -22,15 +23,17 @@ def refuse_hopeless(
 ) -> None:
     """Raise RequestError where the request's new part cannot fit into `limit` tokens.
 
-    Looked at are the number of messages and calls (each takes a token at least), the number of characters (none of
-    `longest_token` holds more), and, where both leave a doubt, the tokens of the texts themselves in slices, up to
-    twice the limit. Tools and template arguments count where the conversation is new.
+    Looked at are the number of messages, calls and images (each takes a token at least), the number of characters
+    (none of `longest_token` holds more), and, where both leave a doubt, the tokens of the texts themselves in slices,
+    up to twice the limit. Tools and template arguments count where the conversation is new.
     """
     messages = request.messages_between(match.num_matched, match.num_messages)
     calls = [call for message in messages for call in message.tool_calls]
-    num_parts = len(messages) + len(calls)
+    num_parts = len(messages) + len(calls) + len(images_of(messages))
     if num_parts > limit:
-        raise _too_long(limit, f"the new messages of this request are {num_parts}, calls included", "messages")
+        raise _too_long(
+            limit, f"the new messages of this request are {num_parts}, calls and images included", "messages"
+        )
     texts = [message.content for message in messages] + [message.reasoning for message in messages]
     texts += [call.name for call in calls] + [call.arguments for call in calls]
     _check(texts, "the new messages of this request have", "messages", limit, longest_token, encode)

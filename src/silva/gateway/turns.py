@@ -21,10 +21,11 @@ from silva.state.echo import EchoMatch
 from silva.state.forest import Match, Placement, SessionForest
 from silva.state.parsers import TurnParser
 from silva.state.turns import place_turn, read_turn
+from silva.store.media import MediaStore
 from silva.types.clock import Clock
 from silva.types.errors import RequestError, TransitionRefused
 from silva.types.generation import GenerateResult, SamplingParams
-from silva.types.messages import Message
+from silva.types.messages import Message, images_of
 from silva.types.rollout import MatchKind, Mode, RequestRecord, TokenUsage
 
 T = TypeVar("T")
@@ -90,12 +91,23 @@ class TurnService:
     Tokenising runs in a thread of its own; forests are read and written on the event loop only.
     """
 
-    def __init__(self, *, engine: Engine, codec: TurnCodec, parser: TurnParser, clock: Clock, settings: TurnSettings):
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        codec: TurnCodec,
+        parser: TurnParser,
+        clock: Clock,
+        settings: TurnSettings,
+        media: MediaStore | None = None,
+    ):
+        """Without `media` there is no place to keep images, so requests that bring some are refused."""
         self._engine = engine
         self._codec = codec
         self._parser = parser
         self._clock = clock
         self._settings = settings
+        self._media = media
         self._client = EngineClient(
             engine, clock, timeout_s=settings.engine_timeout_s, retry_delays_s=settings.retry_delays_s
         )
@@ -119,6 +131,7 @@ class TurnService:
         session = live.session
         placement, num_prompt = await self._placed(live, request)
         match = placement.match
+        await self._keep_images(placement, request)
         sampling = self._sampling(live, request.options, record, num_prompt)
         kind = match.kind
         record.match = kind
@@ -171,6 +184,7 @@ class TurnService:
             request_id=record.request_id,
             prompt_ids=turn.placement.input_ids(),
             sampling=turn.sampling,
+            media=self._media.media(turn.placement.images()) if self._media is not None else (),
         )
         record.wait_s = generation.wait_s
         return replace(generation, result=self._cut_at_stop(generation, turn.sampling))
@@ -280,6 +294,12 @@ class TurnService:
             seed=seed,
         )
 
+    async def _keep_images(self, placement: Placement, request: ModelRequest) -> None:
+        """Put the images that this turn brings where the engine finds them."""
+        data = {image.digest: request.images.data(image.digest) for image in images_of(placement.messages)}
+        if data and self._media is not None:
+            await self._media.keep({digest: found for digest, found in data.items() if found is not None})
+
     def _place(self, match: Match, request: ModelRequest) -> Placement:
         refuse_hopeless(
             request,
@@ -288,6 +308,7 @@ class TurnService:
             longest_token=self._longest_token,
             encode=self._codec.encode_sampled,
         )
+        self._refuse_images(match, request)
         try:
             return place_turn(self._codec, match, request.messages_between)
         except TransitionRefused as refused:
@@ -296,6 +317,25 @@ class TurnService:
             if field.startswith("messages[") and index.isdigit():
                 field = request.path_of(int(index))
             raise TransitionRefused(str(refused), field=field or None) from refused
+
+    def _refuse_images(self, match: Match, request: ModelRequest) -> None:
+        """Raise RequestError, with the image's path, where the engine could not see an image of the new messages."""
+        support = "none" if self._media is None else self._engine.image_support
+        if support == "any":
+            return
+        for index, message in enumerate(
+            request.messages_between(match.num_matched, match.num_messages), match.num_matched
+        ):
+            if not message.parts:
+                continue
+            if support == "none":
+                why = "the model of this run reads text only"
+            elif not self._codec.shows_images(message.role, request.conversation):
+                why = f"the model's chat template has no place for images in {message.role} messages"
+            else:
+                continue
+            at = request.images.path_of(message.images[0], request.path_of(index))
+            raise RequestError(f"{at} is an image, but {why}", field=at, code="unsupported_content")
 
     def _context_limit(self) -> int:
         return min(self._settings.max_context_len or self._engine.max_context_len, self._engine.max_context_len)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from silva.types.generation import EngineUsage, GenerateRequest, GenerateResult
+
+ImageSupport = Literal["none", "placed", "any"]
+"""none: text only; placed: images for which the chat template has a place; any: also others, which stand as a word."""
 
 
 class Engine(Protocol):
@@ -24,6 +27,11 @@ class Engine(Protocol):
     @property
     def max_context_len(self) -> int:
         """Most tokens, prompt and response together, that one request may hold."""
+        ...
+
+    @property
+    def image_support(self) -> ImageSupport:
+        """Which images a request may bring. Others are refused before they reach the engine."""
         ...
 
     async def start(self) -> None: ...

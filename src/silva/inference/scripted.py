@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from silva.inference.engine import ImageSupport
 from silva.types.clock import Clock
 from silva.types.errors import ConfigError, EngineFault
 from silva.types.generation import (
@@ -137,6 +138,11 @@ class ScriptedEngine:
     @property
     def max_context_len(self) -> int:
         return self._max_context_len
+
+    @property
+    def image_support(self) -> ImageSupport:
+        """It looks at none, so it takes them all."""
+        return "any"
 
     async def start(self) -> None:
         self._started_s = self._clock.monotonic_s()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from silva.inference.engine import ImageSupport
 from silva.inference.stop_strings import DecodeText
 from silva.inference.torch_core import Outcome, TorchCore
 from silva.model.checkpoint import hf_config_dict, load_weights
@@ -102,6 +103,10 @@ class TorchEngine:
     @property
     def max_context_len(self) -> int:
         return self._max_context_len
+
+    @property
+    def image_support(self) -> ImageSupport:
+        return "none"
 
     async def start(self) -> None:
         """Load the weights in the engine's thread. Raises ConfigError for a directory that cannot be run."""

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from silva.data.prompts import Prompt
@@ -70,12 +70,13 @@ class FailureBudget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSettings:
-    """How the groups of one mode run."""
+    """How the groups of one mode run. `text_only`: what takes the samples cannot take images."""
 
     mode: Mode
     num_samples: int
     min_size: int
     num_retries: int
+    text_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +159,7 @@ class GroupRunner:
             session.prompt_id = prompt.prompt_id
             session.runtime_group_id = group_id if settings.mode == "train" else f"{group_id}-{slot}"
             session.seed_key = f"{place}-{slot}-{try_index}"
-            outcome = await self._run_session(session)
+            outcome = await self._run_session(session, text_only=settings.text_only)
             if outcome.status == "exported":
                 self._budget.success()
                 return outcome.samples
@@ -172,7 +173,7 @@ class GroupRunner:
                 return failure
         raise AssertionError("the tries are counted for ever")
 
-    async def _run_session(self, session: Session) -> Outcome:
+    async def _run_session(self, session: Session, *, text_only: bool) -> Outcome:
         """The recorder: whatever happens to the session, its end is written once."""
         outcome = Outcome(status="cancelled", reason="run_stopped", message="the run stopped before the session ended")
         try:
@@ -182,6 +183,8 @@ class GroupRunner:
                 build_sample(session.forest, record, session_id=session.session_id, group_id=session.group_id)
                 for record in records
             )
+            if text_only:
+                refuse_images(samples)
             outcome = Outcome(
                 status="exported", samples=samples, reward=records[0].reward, metadata=records[0].metadata
             )
@@ -196,6 +199,17 @@ class GroupRunner:
             await self._registry.end(session.session_id)
             self._ledger.end_session(session_record(session, outcome))
         return outcome
+
+
+def refuse_images(samples: Iterable[TrainingSample]) -> None:
+    """Raise SessionFailure where a sample holds images."""
+    for sample in samples:
+        if sample.images:
+            raise SessionFailure(
+                "images_not_trainable",
+                f"the context to train on holds {len(sample.images)} image(s), and the trainer of this version takes "
+                "text only; use silva rollout to collect samples with images, or an agent that sends none",
+            )
 
 
 def session_record(session: Session, outcome: Outcome) -> SessionRecord:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import Any
 
 from silva.state.echo import MessageAt, compare_echo
 from silva.state.forest import Match, Node, SessionForest
 from silva.state.identity import canonical_arguments, canonical_tool
-from silva.types.messages import JsonObject, Message
+from silva.types.messages import Image, JsonObject, Message, part_to_chat
 
 MAX_SHOWN = 400
 """Most characters of an old or new value."""
@@ -116,11 +117,28 @@ def _fields(old: Message, new: Message, at: str, lenient: bool) -> Iterator[_Fou
 
 
 def _texts(old: Message, new: Message, at: str, text: Callable[[str], str], lenient: bool) -> Iterator[_Found]:
-    if text(old.content) != text(new.content):
+    if old.parts and new.parts:
+        yield from _parts_of(old, new, f"{at}/content")
+    elif old.parts or new.parts:
+        yield f"{at}/content", old.to_chat()["content"], new.to_chat()["content"]
+    elif text(old.content) != text(new.content):
         yield f"{at}/content", old.content, new.content
     forgiven = lenient and not text(new.reasoning)
     if text(old.reasoning) != text(new.reasoning) and not forgiven:
         yield f"{at}/reasoning_content", old.reasoning or None, new.reasoning or None
+
+
+def _parts_of(old: Message, new: Message, at: str) -> Iterator[_Found]:
+    """Differences between contents that both hold images, part by part."""
+    for index, (was, now) in enumerate(zip_longest(old.parts, new.parts)):
+        if was == now:
+            continue
+        if isinstance(was, str) and isinstance(now, str):
+            yield f"{at}/{index}/text", was, now
+        elif isinstance(was, Image) and isinstance(now, Image):
+            yield f"{at}/{index}/image_url/url", was.reference, now.reference
+        else:
+            yield f"{at}/{index}", was and part_to_chat(was), now and part_to_chat(now)
 
 
 def _calls(old: Message, new: Message, at: str, lenient: bool) -> Iterator[_Found]:

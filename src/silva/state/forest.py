@@ -15,7 +15,7 @@ from typing import Literal
 from silva.state.echo import NO_RENAMES, EchoAlias, EchoIndex, MessageAt, Renames, RepairKind
 from silva.state.identity import chain_key, message_digest, root_key
 from silva.types.generation import FinishReason, GenerateResult, VersionSpan
-from silva.types.messages import Conversation, Message
+from silva.types.messages import Conversation, Image, Message, images_of
 from silva.types.rollout import MatchKind
 
 NodeKind = Literal["root", "observation", "response"]
@@ -44,6 +44,7 @@ class Node:
         "messages",
         "node_id",
         "num_aborts",
+        "num_images",
         "num_tokens",
         "parent",
         "request_id",
@@ -72,6 +73,7 @@ class Node:
         self.ids = array("i", ids)
         self.lead = len(self.ids) if lead is None else lead
         self.num_tokens = len(self.ids) + (parent.num_tokens if parent else 0)
+        self.num_images = len(self.images) + (parent.num_images if parent else 0)
         self.request_id = request_id
         self.logprobs = array("f")
         self.kept_mass = array("f")
@@ -85,6 +87,11 @@ class Node:
     def sampled(self) -> array[int]:
         """The ids of this node that the engine sampled."""
         return self.ids[self.lead :]
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The images of this node's own messages."""
+        return images_of(self.messages)
 
     @property
     def cut(self) -> bool:
@@ -107,6 +114,12 @@ class Node:
         for node in self.path():
             joined.extend(node.ids)
         return joined.tolist()
+
+    def path_images(self) -> tuple[Image, ...]:
+        """All images from the root to the end of this node, in the order in which the model sees them."""
+        if not self.num_images:
+            return ()
+        return tuple(image for node in self.path() for image in node.images)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,6 +196,11 @@ class Placement:
         ids.extend(self.observation_ids)
         ids.extend(self.lead_ids)
         return ids
+
+    def images(self) -> tuple[Image, ...]:
+        """The images that belong to these ids, in order."""
+        held = self.match.parent.path_images() if self.match.parent is not None else ()
+        return held + images_of(self.messages)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -56,9 +56,11 @@ def chain_keys(parent: bytes, digests: Sequence[bytes]) -> list[bytes]:
 
 
 def message_digest(message: Message) -> bytes:
-    """Digest of the canonical form of one message."""
+    """Digest of the canonical form of one message. Images enter by their digest."""
     calls = [[call.id, call.name, canonical_arguments(call.arguments)] for call in message.tool_calls]
-    form = [message.role, message.content, message.reasoning, calls, message.tool_call_id]
+    form: list[Any] = [message.role, message.content, message.reasoning, calls, message.tool_call_id]
+    if message.parts:
+        form.append([part if isinstance(part, str) else [part.digest] for part in message.parts])
     return _hash(b"message", json.dumps(form, separators=(",", ":")).encode())
 
 

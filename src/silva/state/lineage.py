@@ -73,6 +73,7 @@ def build_sample(forest: SessionForest, record: ExportRecord, *, session_id: str
         num_turns=num_turns,
         truncated=node.cut,
         metadata=record.metadata,
+        images=tuple(image.reference for image in node.path_images()),
     )
 
 

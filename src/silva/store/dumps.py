@@ -126,6 +126,7 @@ def _context(conn: sqlite3.Connection, sample: TrainingSample) -> dict[str, Any]
         "logprobs": sample.logprobs,
         "kept_mass": sample.kept_mass,
         "weight_spans": [[span.start, span.length, span.version] for span in sample.version_spans],
+        "images": list(sample.images),
     }
 
 
@@ -144,4 +145,5 @@ _NO_CONTEXT: dict[str, Any] = {
     "logprobs": [],
     "kept_mass": [],
     "weight_spans": [],
+    "images": [],
 }

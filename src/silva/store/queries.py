@@ -247,7 +247,15 @@ def _sample(row: sqlite3.Row, nodes: dict[int, JsonDoc]) -> TrainingSample:
         num_turns=row["num_turns"],
         truncated=bool(row["truncated"]),
         metadata=json.loads(row["metadata"]),
+        images=tuple(url for node in path for message in node["messages"] for url in _image_urls(message)),
     )
+
+
+def _image_urls(message: JsonDoc) -> Iterator[str]:
+    content = message["content"]
+    for part in content if isinstance(content, list) else ():
+        if part["type"] == "image_url":
+            yield part["image_url"]["url"]
 
 
 def _nodes(conn: sqlite3.Connection, session_id: str) -> Iterator[sqlite3.Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -47,11 +48,19 @@ class VersionSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Media:
-    """An image that belongs to a prompt. `digest` is the hex SHA-256 of `data`."""
+    """An image that belongs to a prompt: the file that holds its bytes, or the web address that stands for it.
+
+    `digest` is the hex SHA-256 of the bytes, or of the address.
+    """
 
     kind: Literal["image"]
     digest: str
-    data: bytes
+    path: Path | None = None
+    url: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.url is None):
+            raise ValueError(f"image {self.digest} needs a file or an address, one of them")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +68,7 @@ class GenerateRequest:
     """One engine attempt. No request id may be a prefix of another one (some engines abort by prefix).
 
     The last `num_resumed` of `input_ids` were sampled by earlier, aborted attempts of the same turn: a stop string may
-    begin in them.
+    begin in them. `media` are all images of the context, in the order in which they stand in it.
     """
 
     request_id: str

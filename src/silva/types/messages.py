@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 JsonObject = dict[str, Any]
 
+MEDIA_PREFIX = "media:sha256:"
+"""Stands before the digest of an image's bytes where records refer to it."""
 EMPTY_TOOL_RESULT = "(no output)"
 """Stands for an empty tool result, so that every template has a text to render."""
 
@@ -25,24 +29,56 @@ class ToolCall:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Image:
+    """An image in a message. `digest` is the hex SHA-256 of its bytes, or of its web address where it has a `url`."""
+
+    digest: str
+    url: str | None = None
+
+    @property
+    def reference(self) -> str:
+        """What stands for the image in records: its address, or the digest of its bytes."""
+        return self.url or MEDIA_PREFIX + self.digest
+
+    def to_chat(self) -> JsonObject:
+        return {"type": "image_url", "image_url": {"url": self.reference}}
+
+
+Part = str | Image
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One message in canonical form. Text parts are already joined; absent text is `""`."""
+    """One message in canonical form. Text parts are already joined; absent text is `""`.
+
+    Where there are images, `parts` holds them and the texts around them in order (no text is empty, none follows
+    another), and `content` is the texts alone, joined. Without images `parts` is empty.
+    """
 
     role: Role
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    parts: tuple[Part, ...] = ()
 
     def __post_init__(self) -> None:
         if self.role != "assistant" and (self.reasoning or self.tool_calls):
             raise ValueError(f"a {self.role} message holds reasoning or tool calls, which only an assistant can have")
         if self.role != "tool" and self.tool_call_id is not None:
             raise ValueError(f"a {self.role} message holds a tool_call_id, which only a tool message can have")
+        if self.parts and not (self.role != "assistant" and self.images and self.content == text_of(self.parts)):
+            raise ValueError(f"the parts of a {self.role} message hold no image, another text, or are an assistant's")
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        return tuple(part for part in self.parts if isinstance(part, Image)) if self.parts else ()
 
     def to_chat(self) -> JsonObject:
         """The message in OpenAI Chat shape; absent fields are left out."""
         chat: JsonObject = {"role": self.role, "content": self.content}
+        if self.parts:
+            chat["content"] = [part_to_chat(part) for part in self.parts]
         if self.role == "assistant":
             if self.reasoning:
                 chat["reasoning_content"] = self.reasoning
@@ -52,6 +88,32 @@ class Message:
         elif self.role == "tool" and self.tool_call_id is not None:
             chat["tool_call_id"] = self.tool_call_id
         return chat
+
+
+def images_of(messages: Iterable[Message]) -> tuple[Image, ...]:
+    """The images of messages, in order."""
+    return tuple(image for message in messages if message.parts for image in message.images)
+
+
+def text_of(parts: Iterable[Part]) -> str:
+    """The texts among the parts, joined."""
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def join_texts(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """The parts with neighbouring texts joined and empty ones left out; no parts at all where none is an image."""
+    joined: list[Part] = []
+    for is_text, run in groupby(parts, lambda part: isinstance(part, str)):
+        if not is_text:
+            joined += run
+        elif text := text_of(run):
+            joined.append(text)
+    return tuple(joined) if any(isinstance(part, Image) for part in joined) else ()
+
+
+def part_to_chat(part: Part) -> JsonObject:
+    """A part in OpenAI Chat shape."""
+    return {"type": "text", "text": part} if isinstance(part, str) else part.to_chat()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,7 +52,8 @@ class TrainingSample:
     All per-token lists have the length of `token_ids` (T). `loss_mask` is 1 only on sampled ids, `logprobs` and
     `kept_mass` are 0.0 and 1.0 where the mask is 0. `version_spans` cover the T tokens; version -1 stands for tokens
     that were not sampled. `prompt_len` counts the first observation plus the first opening. `credit` is the one scalar
-    of this context, None until it was assigned.
+    of this context, None until it was assigned. `images` refers to the images of the lineage, in order; the ids hold
+    each as the chat template writes it, not as a model's processor expands it.
     """
 
     session_id: str
@@ -70,6 +71,7 @@ class TrainingSample:
     num_turns: int = 1
     truncated: bool = False
     metadata: JsonObject = field(default_factory=dict[str, Any])
+    images: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.token_ids)

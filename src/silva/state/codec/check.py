@@ -251,4 +251,5 @@ def _features(text: TokenText, called: Frame, ends: TurnEnds) -> JsonObject:
         "tool arguments": "JSON text" if style.arguments_as_text else "mapping",
         "nine-character call ids only": style.nine_ids,
         "whole-sequence first word differs": text.inner_differs,
+        "shows images of": [role for role in ("user", "tool", "system") if called.image_part(role) is not None],
     }

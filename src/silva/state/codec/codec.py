@@ -22,7 +22,7 @@ from silva.state.codec.slots import Words
 from silva.state.codec.template import ChatTemplate
 from silva.state.codec.whole import encode_whole
 from silva.types.errors import ConfigError, TransitionRefused
-from silva.types.messages import Conversation, JsonObject, Message
+from silva.types.messages import Conversation, JsonObject, Message, Role
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -152,6 +152,13 @@ class TurnCodec:
             if tail.past is None:
                 raise
             return encode_whole(frame, self.ends, tail, tail.past(), messages, refused)
+
+    def shows_images(self, role: Role, conversation: Conversation) -> bool:
+        """Whether the template has a place for images in messages of this role.
+
+        Where it has none, an image stands in the ids as the plain text `<image>`.
+        """
+        return self._frame(conversation).image_part(role) is not None
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included, nothing cleaned up."""

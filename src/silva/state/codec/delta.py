@@ -17,7 +17,7 @@ from silva.state.codec.ends import TurnEnds
 from silva.state.codec.frame import NEW, Frame, TextOf, Texts, placeholder
 from silva.state.codec.recipe import Recipe, make_recipe
 from silva.state.codec.root import CACHED_KEY_CHARS, DEPENDS_ON_TEXT, check_shown, same_holes
-from silva.state.codec.slots import CONTEXT, PLACEHOLDER, Hole, ShapeBuilder, Slots, clean, hole_of, safe_id
+from silva.state.codec.slots import CONTEXT, PLACEHOLDER, Hole, ShapeBuilder, Slots, clean, hole_of, safe_id, text_part
 from silva.state.codec.transforms import parse
 from silva.types.errors import TransitionRefused
 from silva.types.messages import JsonObject, Message
@@ -224,7 +224,9 @@ class Learner:
         self._text = text
         try:
             tail = self._cut(text, form, beginning)
-            check_shown(parse(tail), self._tree, late_from=0, everywhere=text)
+            pieces = parse(tail)
+            check_shown(pieces, self._tree, late_from=0, everywhere=text)
+            self._frame.check_images(pieces, self._tree)
         except TransitionRefused as error:
             self._reason = error
             return None
@@ -387,7 +389,8 @@ def _items(text: TokenText, tail: str) -> list[str]:
 
 
 def small_beginnings(frame: Frame, slots: Slots, has_system: bool | None) -> dict[str, Tree]:
-    """Beginnings to compare, by name: s(ystem), u(ser), a(ssistant), c(all), t(ool result), r(easoning answer)."""
+    """Beginnings to compare, by name: s(ystem), u(ser), a(ssistant), c(all), t(ool result), r(easoning answer), i(mage
+    of a user)."""
 
     def turn(role: str) -> JsonObject:
         return {"role": role, "content": slots.new("", "context")}
@@ -420,6 +423,10 @@ def small_beginnings(frame: Frame, slots: Slots, has_system: bool | None) -> dic
         "suau": [system, user, turn("assistant"), turn("user")],
         "suct": [system, user, *call()],
     }
+    image = frame.image_part("user")
+    if image is not None:
+        shown: JsonObject = {"role": "user", "content": [image, text_part(slots.new("", "context"))]}
+        plain["i"], with_system["si"] = [shown], [system, shown]
     if has_system is None:
         return {**plain, **with_system}
     return with_system if has_system else plain

@@ -8,6 +8,7 @@ from copy import copy
 from typing import Any, cast
 
 from silva.state.codec.encoder import ControlToken, Part, TokenText
+from silva.state.codec.images import IMAGE_PARTS, ImageForm, check_images, mark_of
 from silva.state.codec.lru import Lru
 from silva.state.codec.slots import (
     CONTEXT,
@@ -20,6 +21,7 @@ from silva.state.codec.slots import (
     Slots,
     Words,
     materialise,
+    text_part,
 )
 from silva.state.codec.template import ChatTemplate
 from silva.state.codec.transforms import NUM_PROBES, Skeleton, Slot, Transform, explain, probes
@@ -67,6 +69,8 @@ class Frame:
         self._kwargs = {key: build.value(value, f"chat_template_kwargs.{key}") for key, value in kwargs.items()}
         self.tool_name = next((str(name) for tool in tools if (name := _name_of(tool))), "lookup")
         self.inert = [text.inert(value) for value in self.slots.values]
+        self._images: dict[str, ImageForm | None] = {}
+        self._lists = False
         self._plain_side = self._side(placeholder)
         self._inert_side = self._side(lambda hole: self.inert[hole.index])
         self.transforms: Lru[tuple[str, str, str], Transform] = Lru(2048)
@@ -74,6 +78,7 @@ class Frame:
         self.deltas: Lru[str, Any] = Lru(512)
         self.impure: Lru[str, Any] = Lru(512)
         self._style: CallStyle | None = None
+        self._lists = self._wants_lists()
 
     def _side(self, text_of: TextOf) -> tuple[list[Any] | None, JsonObject]:
         return materialise(self._tools, text_of), materialise(self._kwargs, text_of)
@@ -87,6 +92,8 @@ class Frame:
         else:
             tools, kwargs = self._side(text_of)
         filled = materialise(list(messages), text_of)
+        if self._lists:
+            filled = [_with_list(message) for message in filled]
         return self.template.render(filled, tools=tools, kwargs=kwargs, generation_prompt=gen)
 
     def without_tools(self) -> Frame:
@@ -101,10 +108,66 @@ class Frame:
         return self._tools is not None
 
     def builder(self, region: int) -> ShapeBuilder:
-        build = ShapeBuilder(Slots(region), self.words, self.style)
+        build = ShapeBuilder(Slots(region), self.words, self.style, self.image_part)
         for i, value in enumerate(self.slots.values):  # a call's name is the hole that its definition has
             build.slots.share(value, "name", Hole(FRAME, i))
         return build
+
+    def _wants_lists(self) -> bool:
+        """Whether the template shows a text in a list of parts only (some of vision models do not look at strings)."""
+        hole = Hole(CONTEXT, 0)
+        turn = {"role": "user", "content": hole}
+        if hole.placeholder in self._try([turn]):
+            return False
+        return hole.placeholder in self._try([{**turn, "content": [text_part(hole)]}])
+
+    def _try(self, turns: Sequence[Any]) -> str:
+        try:
+            return self.render(turns, gen=False)
+        except TransitionRefused:
+            return ""
+
+    def image_part(self, role: str) -> JsonObject | None:
+        """What is given to the template for an image in a message of this role; None: it has no place there."""
+        form = self._image_form(role)
+        return None if form is None else form.part
+
+    def _image_form(self, role: str) -> ImageForm | None:
+        if role not in self._images:
+            with self.lock:
+                self._images[role] = self._find_image_form(role)
+        return self._images[role]
+
+    def _find_image_form(self, role: str) -> ImageForm | None:
+        texts = [text_part(Hole(CONTEXT, i)) for i in range(2)]
+        for part in IMAGE_PARTS:
+            whole, without = (self._try(self._small_chat(role, parts)) for parts in ([texts[0], part, texts[1]], texts))
+            shown = all(Hole(CONTEXT, i).placeholder in render for i in range(2) for render in (whole, without))
+            mark = mark_of(whole, without, self.text) if shown else None
+            if mark is not None:
+                return ImageForm(part, mark)
+        return None
+
+    def _small_chat(self, role: str, content: list[JsonObject]) -> list[JsonObject]:
+        """A conversation in which a message of this role has this content."""
+        turn: JsonObject = {"role": role, "content": content}
+        user: JsonObject = {"role": "user", "content": "u"}
+        if role != "tool":
+            return [turn, user] if role == "system" else [turn]
+        function: JsonObject = {"name": self.tool_name, "arguments": {"a": "b"}}
+        if self.style.arguments_as_text:
+            function["arguments"] = "{}"
+        call: JsonObject = {"id": _NINE_ID, "type": "function", "function": function}
+        calling: JsonObject = {"role": "assistant", "tool_calls": [call]}
+        if self.style.empty_content is not None:
+            calling["content"] = self.style.empty_content
+        return [user, calling, {**turn, "tool_call_id": _NINE_ID}]
+
+    def check_images(self, pieces: Pieces, tree: Sequence[JsonObject]) -> None:
+        """Raise TransitionRefused unless the render `pieces` holds each image of the messages once."""
+        if any(isinstance(message.get("content"), list) for message in tree):
+            forms = {message["role"]: self._image_form(message["role"]) for message in tree}
+            check_images(pieces, tree, {role: form for role, form in forms.items() if form is not None})
 
     @property
     def style(self) -> CallStyle:
@@ -210,6 +273,11 @@ def _surroundings(kind: str, pieces: Pieces, i: int) -> tuple[str, str, str]:
     before, after = pieces[i - 1], pieces[i + 1]
     assert isinstance(before, str) and isinstance(after, str)
     return kind, before[-12:], after[:8]
+
+
+def _with_list(message: JsonObject) -> JsonObject:
+    content = message.get("content")
+    return {**message, "content": [text_part(content)]} if isinstance(content, str) else message
 
 
 def _name_of(tool: JsonObject) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from silva.state.codec.frame import NEW, Frame, Pieces, TextOf, Texts
+from silva.state.codec.images import text_holes
 from silva.state.codec.recipe import Recipe, make_recipe
 from silva.state.codec.slots import Hole, Slots
 from silva.state.codec.transforms import Transform, parse
@@ -46,6 +47,7 @@ def learn_root(frame: Frame, tree: Sequence[JsonObject], slots: Slots, inert: Te
     except TransitionRefused as error:
         raise TransitionRefused(str(error), field=error.field or _first_refused(frame, tree, str(error))) from error
     check_shown(whole, tree, late_from=1)
+    frame.check_images(whole, tree)
     kinds = Texts(frame.slots.kinds, (), slots.kinds)
     without = parse(frame.render(tree, gen=False))
     for cached in (True, False):
@@ -81,18 +83,16 @@ def check_shown(pieces: Pieces, tree: Sequence[JsonObject], *, late_from: int, e
         places.setdefault(hole, i)
     last = -1
     for i, message in enumerate(tree):
-        hole = message.get("content")
         late_system = message["role"] == "system" and i >= late_from
-        if not isinstance(hole, Hole) or not (message["role"] in ("user", "tool") or late_system):
+        if not (message["role"] in ("user", "tool") or late_system):
             continue
-        place = places.get(hole, -1)
-        if place <= last:
-            does = "drops" if place < 0 and hole.placeholder not in everywhere else "moves"
-            what = (
-                "system message that comes after the start" if late_system else f"text of this {message['role']} turn"
-            )
-            raise TransitionRefused(f"the chat template {does} the {what}", field=f"messages[{i}]")
-        last = place
+        what = "system message that comes after the start" if late_system else f"text of this {message['role']} turn"
+        for hole in text_holes(message.get("content")):
+            place = places.get(hole, -1)
+            if place <= last:
+                does = "drops" if place < 0 and hole.placeholder not in everywhere else "moves"
+                raise TransitionRefused(f"the chat template {does} the {what}", field=f"messages[{i}]")
+            last = place
 
 
 def _first_refused(frame: Frame, tree: Sequence[JsonObject], words: str) -> str | None:

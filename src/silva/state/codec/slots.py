@@ -21,6 +21,8 @@ from silva.types.messages import JsonObject, Message, ToolCall
 FRAME, CONTEXT, NEW = 0, 1, 2
 """Regions of holes: tools and template arguments; the small context around a delta; the messages to encode."""
 
+IMAGE_WORD = "<image>"
+"""Stands for an image, as plain text, where the chat template has no place for one."""
 MAX_DEPTH = 64
 _REGION_SIZE = 500_000
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -164,11 +166,30 @@ def safe_id(value: str, nine: bool) -> str:
     return digest[:9] if nine else f"call_{digest[:16]}"
 
 
-class ShapeBuilder:
-    """Turns messages into shapes. The holes' texts gather in `slots`."""
+def text_part(text: str | Hole) -> JsonObject:
+    return {"type": "text", "text": text}
 
-    def __init__(self, slots: Slots, words: Words, style: CallStyle):
+
+def no_image(role: str) -> JsonObject | None:
+    """Says that a template has no place for images, whatever the role."""
+    return None
+
+
+class ShapeBuilder:
+    """Turns messages into shapes. The holes' texts gather in `slots`.
+
+    `image_part` gives what stands for an image in a message of a role; None: it has no place there.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        words: Words,
+        style: CallStyle,
+        image_part: Callable[[str], JsonObject | None] = no_image,
+    ):
         self.slots = slots
+        self._image_part = image_part
         self._words = words
         self._style = style
 
@@ -184,10 +205,19 @@ class ShapeBuilder:
             elif self._style.empty_content is not None:
                 out["content"] = self._style.empty_content
             return out
-        out["content"] = self._text(message.content, f"{message.role}.content")
+        kind = f"{message.role}.content"
+        out["content"] = self._parts(message, kind) if message.parts else self._text(message.content, kind)
         if message.tool_call_id is not None:
             out["tool_call_id"] = self.id(message.tool_call_id)
         return out
+
+    def _parts(self, message: Message, kind: str) -> list[JsonObject] | str | Hole:
+        image = self._image_part(message.role)
+        if image is None:
+            return self._text("".join(part if isinstance(part, str) else IMAGE_WORD for part in message.parts), kind)
+        return [
+            text_part(self._text(part, f"{kind}.part")) if isinstance(part, str) else image for part in message.parts
+        ]
 
     @staticmethod
     def _reasoning(out: JsonObject, text: str | Hole) -> None:
