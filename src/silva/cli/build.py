@@ -35,6 +35,7 @@ from silva.rollout.producer import Producer, ProducerSettings
 from silva.rollout.report import StepReport
 from silva.state.codec import TurnCodec
 from silva.state.parsers import TurnParser
+from silva.state.profiles import parse_profiles
 from silva.store.ledger import Recovered, RunLedger
 from silva.store.queries import check_ledgers, open_run
 from silva.types.clock import Clock, SystemClock
@@ -115,6 +116,7 @@ def turn_settings(config: RunConfig) -> TurnSettings:
         seed=config.seed,
         codec_mode="rerender" if config.agentic_codec == "rerender" else "proven",
         echo_match="exact" if config.agentic_echo_match == "exact" else "lenient",
+        profiles=parse_profiles(config.agentic_profiles),
         engine_timeout_s=config.engine_timeout_s,
     )
 

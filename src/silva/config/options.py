@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from silva.state.profiles import PROFILES
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptionInfo:
@@ -139,6 +141,13 @@ class RunConfig:
         "How an echoed assistant message is compared with what was sent; lenient forgives trimmed blanks, dropped "
         "reasoning and renamed call ids.",
         choices=("lenient", "exact"),
+    )
+    agentic_profiles: list[str] = opt(
+        "matching",
+        "list",
+        ["auto"],
+        f"Noise of system prompts that makes no new state: auto (what is found; default), none, {', '.join(PROFILES)}.",
+        metavar="NAME",
     )
     agentic_export: str = opt(
         "matching",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from silva.config.options import RunConfig
+from silva.state.profiles import parse_profiles
 from silva.store.dumps import check_dump_template
 from silva.types.errors import ConfigError
 
@@ -28,6 +29,10 @@ def validate(config: RunConfig, command: Command) -> None:
     _need(config, "hf_checkpoint", "the folder of the start model and its tokenizer")
     _check_engine(config, command)
     _check_not_built(config)
+    try:
+        parse_profiles(config.agentic_profiles)
+    except ValueError as error:
+        raise ConfigError(f"--agentic-profiles: {error}") from error
     if command == "serve":
         return
     _check_agent(config)
