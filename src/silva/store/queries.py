@@ -377,7 +377,8 @@ def roots_per_session(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode =
     rows = conn.execute(
         "SELECT count(*) FROM nodes n JOIN nodes above ON above.session_id = n.session_id "
         "AND above.node_id = n.parent_id AND above.kind = 'root' "
-        "WHERE n.session_id IN (SELECT session_id FROM sessions WHERE group_id IN (SELECT group_id FROM groups WHERE rollout_id = ? AND mode = ?)) GROUP BY n.session_id",
+        "WHERE n.session_id IN (SELECT session_id FROM sessions "
+        "WHERE group_id IN (SELECT group_id FROM groups WHERE rollout_id = ? AND mode = ?)) GROUP BY n.session_id",
         (rollout_id, mode),
     )
     return [number for (number,) in rows]

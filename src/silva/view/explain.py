@@ -76,7 +76,7 @@ def _hint(request: Doc, nodes: dict[int, Doc]) -> Iterator[str]:
     for node in nodes.values():
         old = _system_text(node) if _is_root(node, nodes) and node["node_id"] < mine["node_id"] else None
         profile = None if old is None or old == new else linear_under(old, new)
-        if profile is not None:
+        if profile is not None and REPAIR_PREFIX + profile.name not in request["repairs"]:
             yield f"  noise of a known kind: {profile.about}"
             setting = f", or {profile.setting}" if profile.setting else ""
             yield f"  with --agentic-profiles {profile.name} it would be the same text{setting}"
