@@ -34,6 +34,7 @@ from silva.rollout.open_sessions import OpenSessions
 from silva.rollout.producer import Producer, ProducerSettings
 from silva.rollout.report import StepReport
 from silva.state.codec import TurnCodec
+from silva.state.lineage import ExportMode
 from silva.state.parsers import TurnParser
 from silva.state.profiles import parse_profiles
 from silva.store.ledger import Recovered, RunLedger
@@ -119,6 +120,12 @@ def turn_settings(config: RunConfig) -> TurnSettings:
         profiles=parse_profiles(config.agentic_profiles),
         engine_timeout_s=config.engine_timeout_s,
     )
+
+
+def export_mode(config: RunConfig) -> ExportMode:
+    """What is exported of a session whose agent named no context."""
+    modes: dict[str, ExportMode] = {"last": "last", "leaves": "leaves"}
+    return modes.get(config.agentic_export, "strict")
 
 
 def group_settings(config: RunConfig, mode: Mode) -> GroupSettings:
@@ -266,7 +273,7 @@ async def open_runtime(
         )
         await engine.start()
         stack.push_async_callback(engine.close)
-        accounts = OpenSessions(ledger) if open_sessions else None
+        accounts = OpenSessions(ledger, export_mode(config)) if open_sessions else None
         registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts)
         ledger.event("run_start", {"run_id": run_id, "base_url": server.base_url, "resumed": recovered is not None})
         yield Runtime(
@@ -356,6 +363,7 @@ async def open_groups(runtime: Runtime) -> tuple[GroupRunner, FailureBudget]:
         env_clear=config.agent_env_clear,
         timeout_s=config.agent_timeout,
         start_timeout_s=config.agent_start_timeout or config.agent_timeout,
+        export=export_mode(config),
     )
     budget = FailureBudget(config.agent_max_failures)
     groups = GroupRunner(

@@ -65,11 +65,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_options(config: RunConfig) -> str:
-    command = "rollout" if config.n_samples_per_prompt == 1 else "train"
+    only_rollout = config.n_samples_per_prompt == 1 or config.agentic_export == "leaves"
+    command = "rollout" if only_rollout else "train"
     validate(config, command)
     withheld = withheld_names()
     shown = f"; not given to agents: {', '.join(withheld)}" if withheld and not config.agent_env_clear else ""
-    only = " (silva train needs at least 2 samples a prompt)" if command == "rollout" else ""
+    only = ""
+    if config.n_samples_per_prompt == 1:
+        only = " (silva train needs at least 2 samples a prompt)"
+    elif only_rollout:
+        only = " (silva train cannot take --agentic-export leaves yet)"
     return f"fit for silva {command}{only}{shown}"
 
 

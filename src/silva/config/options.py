@@ -153,9 +153,8 @@ class RunConfig:
         "matching",
         "choice",
         "strict",
-        "Which histories may be exported without naming a context.",
-        choices=("strict",),
-        later_choices=("last", "leaves"),
+        "What is exported of a session that names no context: the only leaf, else it fails; the last leaf; all leaves.",
+        choices=("strict", "last", "leaves"),
     )
     agentic_shared_prefix: str = opt(
         "matching",

@@ -40,6 +40,12 @@ def validate(config: RunConfig, command: Command) -> None:
     _need(config, "rollout_batch_size", "the number of prompts of one rollout step")
     if command == "train" and config.num_rollout is None and config.num_epoch is None:
         raise ConfigError("one of --num-rollout and --num-epoch is needed: without them the run would never end")
+    if command == "train" and config.agentic_export == "leaves":
+        raise ConfigError(
+            "--agentic-export leaves may give several contexts of one session, and how they share its reward "
+            "(--agentic-credit) is not built yet. Train with --agentic-export strict or last; silva rollout and silva "
+            "serve export all leaves"
+        )
     _check_groups(config, command)
     if config.save_hf is not None and Path(config.save_hf).exists() and not Path(config.save_hf).is_dir():
         raise ConfigError(f"--save-hf is {config.save_hf!r}, which is a file; it must name a folder")
