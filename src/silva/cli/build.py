@@ -24,6 +24,7 @@ from silva.config.validate import min_group_size
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, load_dataset
 from silva.gateway.app import GatewayApp
+from silva.gateway.recorder import Recorder
 from silva.gateway.server import GatewayServer, ServerSettings
 from silva.gateway.sessions import SessionRegistry
 from silva.gateway.turns import SamplingSettings, TurnService, TurnSettings
@@ -244,6 +245,7 @@ async def open_runtime(
     engine_dir: Path | None = None,
     version: int = 0,
     open_sessions: bool = False,
+    record: Path | None = None,
 ) -> AsyncIterator[Runtime]:
     """Ledger, codec, engine and gateway, closed in reverse order.
 
@@ -274,7 +276,7 @@ async def open_runtime(
         await engine.start()
         stack.push_async_callback(engine.close)
         accounts = OpenSessions(ledger, export_mode(config)) if open_sessions else None
-        registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts)
+        registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts, record)
         ledger.event("run_start", {"run_id": run_id, "base_url": server.base_url, "resumed": recovered is not None})
         yield Runtime(
             config=config,
@@ -303,10 +305,12 @@ async def open_gateway(
     clock: Clock,
     stack: AsyncExitStack,
     accounts: OpenSessions | None,
+    record: Path | None = None,
 ) -> tuple[SessionRegistry, TurnService, GatewayServer]:
     """Sessions, turns and the HTTP server.
 
-    At the end every session that still lives ends first, then the server stops.
+    At the end every session that still lives ends first, then the server stops. `record`: the file that gets each model
+    request with its answer.
     """
     parser = TurnParser.from_names(reasoning=config.agentic_reasoning_parser, tool_call=config.agentic_tool_call_parser)
     turns = TurnService(engine=engine, codec=codec, parser=parser, clock=clock, settings=turn_settings(config))
@@ -327,7 +331,11 @@ async def open_gateway(
     settings = ServerSettings(
         host=config.gateway_host, port=config.gateway_port, advertised_url=config.gateway_advertised_url
     )
-    server = GatewayServer(GatewayApp(registry, turns, clock), settings)
+    app: GatewayApp | Recorder = GatewayApp(registry, turns, clock)
+    if record is not None:
+        app = Recorder(app, record)
+        stack.callback(app.close)
+    server = GatewayServer(app, settings)
     await server.start()
     stack.push_async_callback(server.close)
     stack.push_async_callback(end_sessions)

@@ -12,6 +12,7 @@ from pathlib import Path
 from silva.agent.environment import withheld_names
 from silva.cli.build import check_model, group_settings, load_codec, load_prompts, open_groups, open_runtime
 from silva.cli.loop import run_async
+from silva.cli.replay import run_replay
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
 from silva.config.validate import eval_sets, validate
@@ -19,7 +20,7 @@ from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
 from silva.rollout.groups import GroupResult
-from silva.types.errors import SilvaError
+from silva.types.errors import ConfigError, SilvaError
 from silva.view.console import RunView
 
 PROBE_ANSWER = "ok"
@@ -44,6 +45,10 @@ class Checklist:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.replay is not None:
+        return run_replay(args)
+    if args.json:
+        raise ConfigError("--json goes with --replay FILE")
     prepare()
     checks = Checklist()
     config = resolve(args)

@@ -138,6 +138,13 @@ class ScriptedEngine:
     def max_context_len(self) -> int:
         return self._max_context_len
 
+    def rewrite(self, lines: Sequence[ScriptLine]) -> None:
+        """Take these lines from now on; every session begins with the first of them."""
+        assert lines, "a script needs at least one answer"
+        self._lines = list(lines)
+        self._num_calls.clear()
+        self._encoded.clear()
+
     async def start(self) -> None:
         self._started_s = self._clock.monotonic_s()
         if self._log_path is None:
