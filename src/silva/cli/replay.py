@@ -24,7 +24,7 @@ from silva.config.parse import resolve
 from silva.config.validate import validate
 from silva.gateway.app import GatewayApp
 from silva.gateway.recorded import RecordedRequest, Recording, read_recording
-from silva.gateway.script_of import answers_of, spoken, with_items
+from silva.gateway.script_of import answers_of, as_sent_here, items_of, spoken
 from silva.gateway.server import GatewayServer, ServerSettings
 from silva.gateway.sessions import SessionRegistry
 from silva.gateway.turns import TurnService
@@ -44,7 +44,8 @@ _CLIENTS = (
     (
         ("claude-cli", "claude-code"),
         "Claude Code: CLAUDE_CODE_ATTRIBUTION_HEADER=0 (no billing line), "
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1 (no side calls), DISABLE_PROMPT_CACHING=1, CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS=1",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1 (no side calls), DISABLE_PROMPT_CACHING=1, "
+        "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS=1",
     ),
     (("codex",), 'Codex: a provider of its own with wire_api="responses" and env_key, and web search off'),
     (("opencode",), "opencode: `opencode run --title x` with an openai-compatible provider (no side call for a title)"),
@@ -158,12 +159,13 @@ async def _replay(
     opened: list[Session] = []
     turns: list[JsonObject] = []
     ids: dict[str, str] = {}
+    items = items_of(requests)
     opening = codec.decode(_opening(codec))
     async with _gateway(config, codec, parser, opened) as (engine, server):
         for request, answer in zip(requests, answers, strict=True):
             said, faithful = (UNKNOWN_ANSWER, True) if answer is None else spoken(answer, parser, opening)
             engine.rewrite([ScriptLine(text=said)])
-            body = _body(request, ids)
+            body = _body(request, ids, items)
             status, error = await asyncio.to_thread(_post, server.base_url, request, body)
             record = opened[0].requests[-1]
             turns.append(
@@ -189,9 +191,9 @@ def _opening(codec: TurnCodec) -> list[int]:
     return codec.encode_root((message,), Conversation(template_kwargs={})).opening_ids
 
 
-def _body(request: RecordedRequest, ids: dict[str, str]) -> bytes:
+def _body(request: RecordedRequest, ids: dict[str, str], items: dict[str, JsonObject]) -> bytes:
     try:
-        return json.dumps(with_items(request, ids)).encode()
+        return json.dumps(as_sent_here(request, ids, items)).encode()
     except (ValueError, RecursionError):
         return request.body  # no JSON: the gateway is to say so
 

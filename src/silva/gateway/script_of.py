@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,13 +34,21 @@ def answers_of(requests: Sequence[RecordedRequest]) -> list[Message | None]:
     """
     clean = Canonicaliser(tuple(PROFILES.values()))
     histories: dict[str, HistoryCache] = {}
-    reads = [_read(request, histories.setdefault(request.route, HistoryCache()), clean) for request in requests]
+    items = items_of(requests)
+    reads = [_read(request, items, histories.setdefault(request.route, HistoryCache()), clean) for request in requests]
     return [request.answer or _shown_later(reads, index) for index, request in enumerate(requests)]
 
 
-def _read(request: RecordedRequest, history: HistoryCache, clean: Canonicaliser) -> _Read | None:
+def items_of(requests: Sequence[RecordedRequest]) -> dict[str, JsonObject]:
+    """Every item that a recorded answer of the session gave, by its id."""
+    return {item_id: item for request in requests for item_id, item in request.items.items()}
+
+
+def _read(
+    request: RecordedRequest, items: Mapping[str, JsonObject], history: HistoryCache, clean: Canonicaliser
+) -> _Read | None:
     try:
-        read = DIALECTS[request.route].parse(json.dumps(with_items(request, {})).encode(), history)
+        read = DIALECTS[request.route].parse(json.dumps(as_sent_here(request, {}, items)).encode(), history)
         digests, _ = clean.identify(read.digests, read.message_at)
     except (RequestError, ValueError, RecursionError):
         return None  # the replay itself will tell what is wrong with it
@@ -72,10 +80,10 @@ def _assistant_at(read: _Read, index: int) -> Message | None:
     return message if message.role == "assistant" else None
 
 
-def with_items(request: RecordedRequest, ids: dict[str, str]) -> Any:
+def as_sent_here(request: RecordedRequest, ids: dict[str, str], items: Mapping[str, JsonObject]) -> Any:
     """The request's body as it would be sent to this gateway.
 
-    Calls have the ids that were given here (`ids`: by those of the recording), references to recorded items are the
+    Calls have the ids that were given here (`ids`: by those of the recording), references to recorded `items` are the
     items, and no token limit stands, since the recording counted other tokens.
     """
     body = json.loads(request.body)
@@ -85,13 +93,13 @@ def with_items(request: RecordedRequest, ids: dict[str, str]) -> Any:
         if name in body:
             body[name] = 1 << 30
     if isinstance(body.get("input"), list):
-        body["input"] = [_resolved(item, request) for item in body["input"]]
+        body["input"] = [_resolved(item, items) for item in body["input"]]
     return _renamed(body, ids) if ids else body
 
 
-def _resolved(item: Any, request: RecordedRequest) -> Any:
+def _resolved(item: Any, items: Mapping[str, JsonObject]) -> Any:
     if isinstance(item, dict) and item.get("type") == "item_reference":
-        return request.items.get(str(item.get("id")), item)
+        return items.get(str(item.get("id")), item)
     return item
 
 
