@@ -165,7 +165,7 @@ def test_what_export_and_profiles_cannot_be_is_told_at_the_start() -> None:
     }
     validate(from_values({**fits, "agentic_export": "leaves"}), "rollout")
     validate(from_values({**fits, "agentic_export": "last"}), "train")
-    with pytest.raises(ConfigError, match="--agentic-credit.*strict or last"):
+    with pytest.raises(ConfigError, match=r"--agentic-credit.*strict or last"):
         validate(from_values({**fits, "agentic_export": "leaves"}), "train")
-    with pytest.raises(ConfigError, match="--agentic-profiles: 'claude-code-billing@9'.*claude-code-billing@1"):
+    with pytest.raises(ConfigError, match=r"--agentic-profiles: 'claude-code-billing@9'.*claude-code-billing@1"):
         validate(from_values({**fits, "agentic_profiles": ["claude-code-billing@9"]}), "serve")
