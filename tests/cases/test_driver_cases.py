@@ -14,8 +14,9 @@ from manual_clock import ManualClock
 from silva_command import AGENT
 
 from silva.agent.client import AgentRunner
+from silva.agent.files import OutputDocument
 from silva.gateway.dialect import RETRY_HEADER
-from silva.rollout.driver import AgentSettings, ProcessDriver
+from silva.rollout.driver import AgentSettings, ProcessDriver, implicit_records
 from silva.state.codec import TurnCodec
 from silva.types.clock import SystemClock
 from silva.types.errors import AgentExecutionError, SessionFailure
@@ -49,6 +50,22 @@ if os.fork() == 0:
         time.sleep(0.02)
 while not os.path.exists("child"): time.sleep(0.02)
 os._exit(0)
+"""
+)
+
+
+STRAY_CLIENT = (
+    AGENT
+    + """
+import subprocess
+base = os.environ["RELAX_BASE_URL"] + "/v1"
+os.environ.update(OPENAI_BASE_URL=base, OPENAI_API_KEY=os.environ["RELAX_SESSION_ID"])
+call = "OpenAI().chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'hi'}])"
+messages.append(ask(messages))
+subprocess.run(["bash", "-c", f'python -c "from openai import OpenAI; {call}"'], check=True)
+messages.append({"role": "user", "content": "next"})
+ask(messages)
+give({"reward": 1.0})
 """
 )
 
@@ -156,3 +173,21 @@ async def test_proc_03_what_survives_the_agent_is_told_that_the_session_ended(co
         name, value = (part.decode() for part in RETRY_HEADER)
         assert (tmp_path / "told").read_text() == f"404 {value}" and name == "x-should-retry"
         assert not serve.session("s").open_turns
+
+
+async def test_tree_08_a_stray_client_of_the_agents_tool_is_named_and_never_picked_by_chance(
+    codec: TurnCodec, tmp_path: Path
+):
+    async with driving(codec, tmp_path, STRAY_CLIENT) as (serve, run):
+        with pytest.raises(SessionFailure) as caught:
+            await run()
+        session, (first, stray, main) = serve.session("s"), serve.responses("s")
+        assert caught.value.reason == "not_linear"
+        told = str(caught.value)
+        assert "2 root(s)" in told and "--agentic-export" in told
+        assert f"response {stray.node_id} (request {stray.request_id})" in told and str(first.request_id) in told
+        assert [record.match for record in session.requests] == ["root", "root", "append"]
+        (last,) = implicit_records(session, OutputDocument(reward=1.0), "last")
+        assert (last.name, last.node_id) == (None, main.node_id)
+        leaves = implicit_records(session, OutputDocument(reward=1.0), "leaves")
+        assert [(leaf.name, leaf.node_id) for leaf in leaves] == [("leaf-0", stray.node_id), ("leaf-1", main.node_id)]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import httpx
 import pytest
 from gateway_serve import Json, Serve, serving
 
@@ -94,3 +97,71 @@ async def test_api_05_every_name_of_the_reasoning_is_the_same_turn(codec: TurnCo
             assert len(serve.forest(name).nodes) == 5
             if goes_on:
                 assert serve.responses(name)[1].parent.parent is serve.responses(name)[0]
+
+
+def billed(nonce: str) -> list[Json]:
+    """Claude Code's system blocks: the first one is another in each request."""
+    header = f"x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={nonce};"
+    return [{"type": "text", "text": header}, {"type": "text", "text": "You are Claude Code."}]
+
+
+async def speak(serve: Serve, protocol: str, nonces: Sequence[str]) -> list[httpx.Response]:
+    """One conversation, each turn under the next nonce, as the client of a protocol sends it."""
+    answers: list[httpx.Response] = []
+    history: list[Json] = []
+    for turn, nonce in enumerate(nonces):
+        history.append(user(f"q{turn}"))
+        system, text = billed(nonce), "".join(block["text"] for block in billed(nonce))
+        body: Json = {"model": "m", "max_tokens": 64, "messages": history, "system": system}
+        path = "/v1/messages?beta=true"
+        if protocol == "chat":
+            body, path = {"messages": [{"role": "system", "content": system}, *history]}, "/v1/chat/completions"
+        elif protocol == "responses":
+            body, path = {"instructions": text, "input": history}, "/v1/responses"
+        answers.append(await serve.post("s", body, path=path))
+        assert answers[-1].status_code == 200, answers[-1].text
+        history.append({"role": "assistant", "content": f"a{turn}"})
+    return answers
+
+
+@pytest.mark.parametrize("protocol", ["messages", "chat", "responses"])
+async def test_tok_20_a_nonce_in_the_system_prompt_makes_no_second_root(codec: TurnCodec, protocol: str):
+    async with serving(codec, [{"text": "a0"}, {"text": "a1"}]) as serve:
+        answers = await speak(serve, protocol, ["fa690", "36ee5"])
+        assert [answer.headers["x-silva-match"] for answer in answers] == ["root", "append"]
+        assert [answer.headers["x-silva-repairs"] for answer in answers] == ["1", "1"]
+        repair = "profile:claude-code-billing@1"
+        assert [record.repairs for record in serve.session("s").requests] == [[repair], [repair]]
+        assert serve.turns.counters[f"repair_{repair}"] == 2 and serve.turns.counters["match_root"] == 1
+        assert serve.sample("s").num_turns == 2
+        read = codec.decode(serve.calls("s")[1]["input_ids"])
+        assert "cch=fa690;You are" in read and "36ee5" not in read
+
+
+async def test_tok_20_without_the_profile_there_are_two_roots_and_a_reason(codec: TurnCodec):
+    async with serving(codec, [{"text": "a0"}, {"text": "a1"}], profiles=()) as serve:
+        answers = await speak(serve, "messages", ["fa690", "36ee5"])
+        assert [answer.headers["x-silva-match"] for answer in answers] == ["root", "root"]
+        difference = serve.session("s").requests[1].difference
+        assert difference is not None and difference["pointer"] == "/system/content"
+        assert "cch=fa690" in difference["old"] and "cch=36ee5" in difference["new"]
+
+
+async def test_tok_20_noise_is_never_named_as_the_difference(codec: TurnCodec):
+    async with serving(codec, [{"text": "a0"}]) as serve:
+        await speak(serve, "messages", ["1"])
+        history = [user("q0"), {"role": "assistant", "content": "other"}, user("q1")]
+        await serve.post("s", {"max_tokens": 9, "system": billed("2"), "messages": history}, path="/v1/messages")
+        difference = serve.session("s").requests[1].difference
+        assert difference == {"pointer": "/messages/1/content", "old": "a0", "new": "other"}
+
+
+async def test_tok_20_a_longer_first_request_goes_on_behind_the_first_seen_text(codec: TurnCodec):
+    async with serving(codec, [{"text": "a0"}]) as serve:
+        for nonce, texts in (("1", ["q0"]), ("2", ["q0", "q1"])):
+            body = {"max_tokens": 9, "system": billed(nonce), "messages": [user(text) for text in texts]}
+            answer = await serve.post("s", body, path="/v1/messages")
+            assert answer.status_code == 200, answer.text
+        first, second = serve.responses("s")
+        assert second.parent is not None and second.parent.parent is first.parent
+        assert "cch=2" not in codec.decode(serve.calls("s")[1]["input_ids"])

@@ -151,3 +151,21 @@ def test_every_option_has_help_in_one_sentence(capsys: pytest.CaptureFixture[str
         build_parser().parse_args(["train", "--help"])
     shown = capsys.readouterr().out
     assert all("--" + name.replace("_", "-") in shown for name in [*option_fields(), *LATER])
+
+
+def test_what_export_and_profiles_cannot_be_is_told_at_the_start() -> None:
+    fits = {
+        "hf_checkpoint": "x",
+        "use_agentic_rollout": True,
+        "agent_command": "a",
+        "prompt_data": "p",
+        "rollout_batch_size": 1,
+        "n_samples_per_prompt": 2,
+        "num_rollout": 1,
+    }
+    validate(from_values({**fits, "agentic_export": "leaves"}), "rollout")
+    validate(from_values({**fits, "agentic_export": "last"}), "train")
+    with pytest.raises(ConfigError, match=r"--agentic-credit.*strict or last"):
+        validate(from_values({**fits, "agentic_export": "leaves"}), "train")
+    with pytest.raises(ConfigError, match=r"--agentic-profiles: 'claude-code-billing@9'.*claude-code-billing@1"):
+        validate(from_values({**fits, "agentic_profiles": ["claude-code-billing@9"]}), "serve")

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from silva.state.forest import Match, Node, SessionForest
 from silva.state.identity import canonical_arguments, chain_keys, message_digest, root_key
-from silva.state.lineage import build_sample, linear_leaf, node_records
+from silva.state.lineage import build_sample, build_samples, exported_leaves, linear_leaf, node_records
 from silva.state.parsers import TurnParser
 from silva.state.turns import place_turn, read_turn
 from silva.types.errors import SessionFailure, TransitionRefused
@@ -376,6 +376,24 @@ class ForestMachine(RuleBasedStateMachine):
         assert sample.num_turns == len(lineage)
         assert sample.truncated == turn.cut
         assert text_of(sample.token_ids) == turn.state.text
+
+    @invariant()
+    def leaves_train_every_sampled_id_once(self) -> None:
+        if not self.turns:
+            return
+        leaves = exported_leaves(self.forest, "leaves")
+        records = [ExportRecord(name=f"leaf-{at}", node_id=leaf.node_id, reward=None) for at, leaf in enumerate(leaves)]
+        seen: set[int] = set()
+        trained: list[float] = []
+        for sample, leaf in zip(build_samples(self.forest, records, session_id="s", group_id="g"), leaves, strict=True):
+            own = [logprob for logprob, bit in zip(sample.logprobs, sample.loss_mask, strict=True) if bit]
+            new = [node for node in leaf.path() if node.kind == "response" and node.node_id not in seen]
+            assert own == [logprob for node in new for logprob in node.logprobs]
+            assert sample.token_ids == leaf.path_ids()
+            seen.update(node.node_id for node in new)
+            trained += own
+        assert sorted(trained, reverse=True) == [-float(i) for i in range(1, self.num_sampled + 1)]
+        assert exported_leaves(self.forest, "last") == [self.turns[-1].node] and self.turns[-1].node in leaves
 
     @invariant()
     def export_is_linear_or_refused(self) -> None:

@@ -25,6 +25,7 @@ from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, load_dataset
 from silva.gateway.answer import AnswerSettings
 from silva.gateway.app import GatewayApp
+from silva.gateway.recorder import Recorder
 from silva.gateway.responses import ResponsesEvents
 from silva.gateway.server import GatewayServer, ServerSettings
 from silva.gateway.sessions import SessionRegistry
@@ -36,7 +37,9 @@ from silva.rollout.open_sessions import OpenSessions
 from silva.rollout.producer import Producer, ProducerSettings
 from silva.rollout.report import StepReport
 from silva.state.codec import TurnCodec
+from silva.state.lineage import ExportMode
 from silva.state.parsers import TurnParser
+from silva.state.profiles import parse_profiles
 from silva.store.ledger import Recovered, RunLedger
 from silva.store.media import MEDIA_DIR, MediaStore
 from silva.store.queries import check_ledgers, open_run
@@ -118,8 +121,15 @@ def turn_settings(config: RunConfig) -> TurnSettings:
         seed=config.seed,
         codec_mode="rerender" if config.agentic_codec == "rerender" else "proven",
         echo_match="exact" if config.agentic_echo_match == "exact" else "lenient",
+        profiles=parse_profiles(config.agentic_profiles),
         engine_timeout_s=config.engine_timeout_s,
     )
+
+
+def export_mode(config: RunConfig) -> ExportMode:
+    """What is exported of a session whose agent named no context."""
+    modes: dict[str, ExportMode] = {"last": "last", "leaves": "leaves"}
+    return modes.get(config.agentic_export, "strict")
 
 
 def group_settings(config: RunConfig, mode: Mode) -> GroupSettings:
@@ -248,6 +258,7 @@ async def open_runtime(
     engine_dir: Path | None = None,
     version: int = 0,
     open_sessions: bool = False,
+    record: Path | None = None,
 ) -> AsyncIterator[Runtime]:
     """Ledger, codec, engine and gateway, closed in reverse order.
 
@@ -277,9 +288,8 @@ async def open_runtime(
         )
         await engine.start()
         stack.push_async_callback(engine.close)
-        accounts = OpenSessions(ledger) if open_sessions else None
-        media = MediaStore(run_dir / MEDIA_DIR)
-        registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts, media)
+        accounts = OpenSessions(ledger, export_mode(config)) if open_sessions else None
+        registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts, run_dir, record)
         ledger.event("run_start", {"run_id": run_id, "base_url": server.base_url, "resumed": recovered is not None})
         yield Runtime(
             config=config,
@@ -308,13 +318,15 @@ async def open_gateway(
     clock: Clock,
     stack: AsyncExitStack,
     accounts: OpenSessions | None,
-    media: MediaStore,
+    run_dir: Path,
+    record: Path | None = None,
 ) -> tuple[SessionRegistry, TurnService, GatewayServer]:
     """Sessions, turns and the HTTP server.
 
-    At the end every session that still lives ends first, then the server stops.
+    At the end every session that still lives ends first, then the server stops. `record`: the file that gets each model
+    request with its answer.
     """
-    parser = load_parser(config, codec)
+    parser, media = load_parser(config, codec), MediaStore(run_dir / MEDIA_DIR)
     log.info("parsers: %s", parser)
     turns = TurnService(
         engine=engine, codec=codec, parser=parser, clock=clock, settings=turn_settings(config), media=media
@@ -336,7 +348,7 @@ async def open_gateway(
     settings = ServerSettings(
         host=config.gateway_host, port=config.gateway_port, advertised_url=config.gateway_advertised_url
     )
-    app = GatewayApp(
+    app: GatewayApp | Recorder = GatewayApp(
         registry,
         turns,
         clock,
@@ -345,6 +357,9 @@ async def open_gateway(
         ),
         responses_events=cast("ResponsesEvents", config.agentic_responses_events),
     )
+    if record is not None:
+        app = Recorder(app, record)
+        stack.callback(app.close)
     server = GatewayServer(app, settings)
     await server.start()
     stack.push_async_callback(server.close)
@@ -381,6 +396,7 @@ async def open_groups(runtime: Runtime) -> tuple[GroupRunner, FailureBudget]:
         env_clear=config.agent_env_clear,
         timeout_s=config.agent_timeout,
         start_timeout_s=config.agent_start_timeout or config.agent_timeout,
+        export=export_mode(config),
     )
     budget = FailureBudget(config.agent_max_failures)
     groups = GroupRunner(

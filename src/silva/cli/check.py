@@ -20,6 +20,7 @@ from silva.cli.build import (
     open_runtime,
 )
 from silva.cli.loop import run_async
+from silva.cli.replay import run_replay
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
 from silva.config.validate import eval_sets, validate
@@ -27,7 +28,7 @@ from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
 from silva.rollout.groups import GroupResult
-from silva.types.errors import SilvaError
+from silva.types.errors import ConfigError, SilvaError
 from silva.view.console import RunView
 
 PROBE_ANSWER = "ok"
@@ -52,6 +53,10 @@ class Checklist:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.replay is not None:
+        return run_replay(args)
+    if args.json:
+        raise ConfigError("--json goes with --replay FILE")
     prepare()
     checks = Checklist()
     config = resolve(args)
@@ -74,11 +79,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_options(config: RunConfig) -> str:
-    command = "rollout" if config.n_samples_per_prompt == 1 else "train"
+    only_rollout = config.n_samples_per_prompt == 1 or config.agentic_export == "leaves"
+    command = "rollout" if only_rollout else "train"
     validate(config, command)
     withheld = withheld_names()
     shown = f"; not given to agents: {', '.join(withheld)}" if withheld and not config.agent_env_clear else ""
-    only = " (silva train needs at least 2 samples a prompt)" if command == "rollout" else ""
+    only = ""
+    if config.n_samples_per_prompt == 1:
+        only = " (silva train needs at least 2 samples a prompt)"
+    elif only_rollout:
+        only = " (silva train cannot take --agentic-export leaves yet)"
     return f"fit for silva {command}{only}{shown}"
 
 

@@ -45,10 +45,22 @@ def build_parser() -> argparse.ArgumentParser:
                 action="store_true",
                 help="Let any bearer key open a session of that id (loopback addresses only).",
             )
+            sub.add_argument(
+                "--record",
+                metavar="FILE",
+                help="Append each model request with its answer to this file, as silva check --replay reads it.",
+            )
         if name == "check":
             sub.add_argument(
                 "--no-agent-run", action="store_true", help="Do not run the agent command on the first row."
             )
+            sub.add_argument(
+                "--replay",
+                metavar="FILE",
+                help="Check a recorded client instead: would its session be linear? One JSON object a line: method, "
+                "path, body, and where known response, session, headers.",
+            )
+            sub.add_argument("--json", action="store_true", help="With --replay: one JSON document.")
         add_options(sub)
     return parser
 

@@ -33,12 +33,13 @@ def run(args: argparse.Namespace) -> int:
     run_dir = choose_run_dir(config)
     prepare()
     with RunView(run_dir / "run.log") as view:
-        status = run_async(lambda: _serve(replace(config, run_dir=str(run_dir)), view, run_dir))
+        record = None if args.record is None else Path(args.record)
+        status = run_async(lambda: _serve(replace(config, run_dir=str(run_dir)), view, run_dir, record))
     return 0 if status in _STOPPED else status
 
 
-async def _serve(config: RunConfig, view: RunView, run_dir: Path) -> int:
-    async with open_runtime(config, view, run_dir, open_sessions=True) as runtime:
+async def _serve(config: RunConfig, view: RunView, run_dir: Path, record: Path | None) -> int:
+    async with open_runtime(config, view, run_dir, open_sessions=True, record=record) as runtime:
         print(f"silva serve: ready base_url={runtime.server.base_url}", flush=True)
         await asyncio.Event().wait()
     return 0

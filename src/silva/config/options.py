@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from silva.state.parsers import parser_names
+from silva.state.profiles import PROFILES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,13 +175,19 @@ class RunConfig:
         "Events of a Responses stream: the full sequence of each item, or only its output_item.done.",
         choices=("full", "minimal"),
     )
+    agentic_profiles: list[str] = opt(
+        "matching",
+        "list",
+        ["auto"],
+        f"Noise of system prompts that makes no new state: auto (what is found; default), none, {', '.join(PROFILES)}.",
+        metavar="NAME",
+    )
     agentic_export: str = opt(
         "matching",
         "choice",
         "strict",
-        "Which histories may be exported without naming a context.",
-        choices=("strict",),
-        later_choices=("last", "leaves"),
+        "What is exported of a session that names no context: the only leaf, else it fails; the last leaf; all leaves.",
+        choices=("strict", "last", "leaves"),
     )
     agentic_shared_prefix: str = opt(
         "matching",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from silva.config.options import RunConfig
+from silva.state.profiles import parse_profiles
 from silva.store.dumps import check_dump_template
 from silva.types.errors import ConfigError
 
@@ -28,6 +29,10 @@ def validate(config: RunConfig, command: Command) -> None:
     _need(config, "hf_checkpoint", "the folder of the start model and its tokenizer")
     _check_engine(config, command)
     _check_not_built(config)
+    try:
+        parse_profiles(config.agentic_profiles)
+    except ValueError as error:
+        raise ConfigError(f"--agentic-profiles: {error}") from error
     if command == "serve":
         return
     _check_agent(config)
@@ -35,6 +40,12 @@ def validate(config: RunConfig, command: Command) -> None:
     _need(config, "rollout_batch_size", "the number of prompts of one rollout step")
     if command == "train" and config.num_rollout is None and config.num_epoch is None:
         raise ConfigError("one of --num-rollout and --num-epoch is needed: without them the run would never end")
+    if command == "train" and config.agentic_export == "leaves":
+        raise ConfigError(
+            "--agentic-export leaves may give several contexts of one session, and how they share its reward "
+            "(--agentic-credit) is not built yet. Train with --agentic-export strict or last; silva rollout and silva "
+            "serve export all leaves"
+        )
     _check_groups(config, command)
     if config.save_hf is not None and Path(config.save_hf).exists() and not Path(config.save_hf).is_dir():
         raise ConfigError(f"--save-hf is {config.save_hf!r}, which is a file; it must name a folder")

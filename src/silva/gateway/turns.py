@@ -20,6 +20,7 @@ from silva.state.difference import first_difference
 from silva.state.echo import EchoMatch
 from silva.state.forest import Match, Placement, SessionForest
 from silva.state.parsers import TurnParser
+from silva.state.profiles import PROFILES, Canonicaliser, Profile
 from silva.state.turns import place_turn, read_turn
 from silva.store.media import MediaStore
 from silva.types.clock import Clock
@@ -51,7 +52,8 @@ class TurnSettings:
     """Settings of the turn service. `max_context_len` is in tokens; the smaller of it and the engine's own holds.
 
     `seed` is that of the run (--seed). `codec_mode` rerender makes each turn a new root. `echo_match` lenient takes an
-    assistant message that lost something on its way back for the turn that it was; exact takes it for another.
+    assistant message that lost something on its way back for the turn that it was; exact takes it for another. What
+    `profiles` match does not count for who is who.
     `retry_delays_s`: one retry of a failed engine call after each pause.
     """
 
@@ -61,6 +63,7 @@ class TurnSettings:
     seed: int = 42
     codec_mode: CodecMode = "proven"
     echo_match: EchoMatch = "lenient"
+    profiles: tuple[Profile, ...] = tuple(PROFILES.values())
     engine_timeout_s: float = 300.0
     retry_delays_s: tuple[float, ...] = (0.5, 2.0, 5.0)
 
@@ -108,6 +111,7 @@ class TurnService:
         self._clock = clock
         self._settings = settings
         self._media = media
+        self._canonicaliser = Canonicaliser(settings.profiles)
         self._client = EngineClient(
             engine, clock, timeout_s=settings.engine_timeout_s, retry_delays_s=settings.retry_delays_s
         )
@@ -143,6 +147,7 @@ class TurnService:
                 request.message_at,
                 lenient=self._settings.echo_match == "lenient",
                 path_of=request.path_of,
+                clean_first=lambda message: self._canonicaliser.clean(message)[0],
             )
         self.counters["marker_mismatch"] += placement.marker_mismatch
         session.first_request.set()
@@ -175,7 +180,9 @@ class TurnService:
             match = live.session.forest.match(request.conversation, request.digests)
             return replace(match, parent=None, num_matched=0)
         lenient = self._settings.echo_match == "lenient"
-        return live.session.forest.match(request.conversation, request.digests, request.message_at, lenient)
+        digests, profiles = self._canonicaliser.identify(request.digests, request.message_at)
+        match = live.session.forest.match(request.conversation, digests, request.message_at, lenient)
+        return replace(match, profiles=profiles) if profiles else match
 
     async def sample(self, live: LiveSession, turn: PreparedTurn, record: RequestRecord) -> Generation:
         """Sample a prepared turn. Nothing is written. Raises EngineFault when the engine cannot serve it."""
@@ -235,7 +242,7 @@ class TurnService:
             response, message = read() if small else await self._off_loop(read)
             response = replace(response, request_id=record.request_id, num_aborts=generation.num_aborts)
             # A repair counts once, with the turn that makes the spelling known; a failed turn leaves it to the next.
-            repairs = [kind for alias in forest.unknown_spellings(placement.match) for kind in alias.repair.kinds]
+            repairs = replace(placement.match, aliases=tuple(forest.unknown_spellings(placement.match))).repairs
             self._match_again(forest, turn, record)
             record.node_id = forest.commit(placement, response).node_id
             self.counters.update(f"repair_{kind}" for kind in repairs)
@@ -264,6 +271,7 @@ class TurnService:
             lambda index: turn.placement.messages[index - match.num_matched],
             lenient=self._settings.echo_match == "lenient",
             path_of=path_of,
+            clean_first=lambda message: self._canonicaliser.clean(message)[0],
         )
 
     def _sampling(

@@ -144,6 +144,13 @@ class ScriptedEngine:
         """It looks at none, so it takes them all."""
         return "any"
 
+    def rewrite(self, lines: Sequence[ScriptLine]) -> None:
+        """Take these lines from now on; every session begins with the first of them."""
+        assert lines, "a script needs at least one answer"
+        self._lines = list(lines)
+        self._num_calls.clear()
+        self._encoded.clear()
+
     async def start(self) -> None:
         self._started_s = self._clock.monotonic_s()
         if self._log_path is None:

@@ -11,7 +11,7 @@ from typing import Protocol
 from silva.agent.client import AgentExit, AgentRunner, AgentSpec
 from silva.agent.environment import agent_environment
 from silva.agent.files import OutputDocument, SessionFiles, create_session, log_tail, read_output
-from silva.state.lineage import linear_leaf
+from silva.state.lineage import ExportMode, exported_leaves
 from silva.state.session import Session
 from silva.types.clock import Clock
 from silva.types.errors import AgentExecutionError, SessionFailure
@@ -33,7 +33,7 @@ class SessionDriver(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentSettings:
-    """How agent processes run. Times are seconds; `timeout_s` is active time."""
+    """How agent processes run, and what is exported of them. Times are seconds; `timeout_s` is active time."""
 
     command: str
     cwd: Path
@@ -44,6 +44,7 @@ class AgentSettings:
     env_clear: bool = False
     timeout_s: float = 1800.0
     start_timeout_s: float = 1800.0
+    export: ExportMode = "strict"
 
 
 class ProcessDriver:
@@ -89,7 +90,7 @@ class ProcessDriver:
         self._check_exit(ended, files)
         output = await asyncio.to_thread(read_output, files.output_json)
         try:
-            return [implicit_record(session, output)]
+            return implicit_records(session, output, settings.export)
         except SessionFailure as failure:
             # An agent that swallowed its own crash ends well: only its log can tell what went wrong.
             raise AgentExecutionError(failure.reason, str(failure), log_tail=log_tail(files.command_log)) from failure
@@ -136,16 +137,27 @@ class ProcessDriver:
         raise AgentExecutionError(reason, message, log_tail=log_tail(files.command_log))
 
 
-def implicit_record(session: Session, output: OutputDocument, *, need_reward: bool = True) -> ExportRecord:
-    """The one context of a strictly linear session, with the reward that its output names.
+def implicit_records(
+    session: Session, output: OutputDocument, export: ExportMode, *, need_reward: bool = True
+) -> list[ExportRecord]:
+    """The contexts of a session whose agent named none, each with the reward that its output holds.
 
-    Raises SessionFailure: `no_response`, `not_linear`, and with `need_reward` `reward_missing`.
+    Under `leaves` they are called leaf-0, leaf-1, ... in the order in which their last responses were written. Raises
+    SessionFailure: `no_response`, `not_linear`, and with `need_reward` `reward_missing`.
     """
-    leaf = linear_leaf(session.forest)
+    leaves = exported_leaves(session.forest, export)
     if output.reward is None and need_reward:
         raise SessionFailure(
             "reward_missing",
             "the agent's output holds no reward, and no reward function is configured; let the agent write "
             '{"reward": NUMBER} to RELAX_OUTPUT_JSON',
         )
-    return ExportRecord(name=None, node_id=leaf.node_id, reward=output.reward, metadata=output.metadata)
+    return [
+        ExportRecord(
+            name=f"leaf-{number}" if export == "leaves" else None,
+            node_id=leaf.node_id,
+            reward=output.reward,
+            metadata=output.metadata,
+        )
+        for number, leaf in enumerate(leaves)
+    ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.rollout.groups import FailureBudget, GroupResult, GroupRunner, GroupSettings
+from silva.rollout.metrics import one_a_session
 from silva.rollout.producer import Producer, ProducerSettings
 from silva.store.ledger import RunLedger
 
@@ -74,7 +75,8 @@ class Evaluator:
         return self._summary(name, rollout_id, results, len(dataset.rows))
 
     def _summary(self, name: str, rollout_id: int, results: list[GroupResult], num_rows: int) -> EvalResult:
-        rewards = [sample.reward for result in results for sample in result.samples if sample.reward is not None]
+        sessions = one_a_session(sample for result in results for sample in result.samples)
+        rewards = [sample.reward for sample in sessions if sample.reward is not None]
         wanted = num_rows * self._settings.num_samples
         return EvalResult(
             name=name,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from silva.data.prompts import Prompt
 from silva.gateway.sessions import SessionRegistry
 from silva.rollout.driver import RUNNER_LOST, SessionDriver
-from silva.state.lineage import build_sample, node_records
+from silva.state.lineage import build_samples, node_records
 from silva.state.session import Session
 from silva.store.ledger import RunLedger
 from silva.types.errors import RunStopped, SessionFailure
@@ -179,10 +179,7 @@ class GroupRunner:
         try:
             session.open_gate()
             records = await self._driver.run(session)
-            samples = tuple(
-                build_sample(session.forest, record, session_id=session.session_id, group_id=session.group_id)
-                for record in records
-            )
+            samples = build_samples(session.forest, records, session_id=session.session_id, group_id=session.group_id)
             if text_only:
                 refuse_images(samples)
             outcome = Outcome(

@@ -1,4 +1,7 @@
-"""Numbers of one rollout step. Means are over sessions; counts of what failed stand beside them."""
+"""Numbers of one rollout step.
+
+Rewards and metadata are taken over sessions, lengths and turns over exported contexts.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ from silva.types.rollout import TrainingSample
 def rollout_metrics(groups: Sequence[GroupResult]) -> dict[str, float]:
     """Reward, lengths, turns and metadata numbers over the sessions of groups that count."""
     samples = [sample for group in groups for sample in group.samples]
-    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    sessions = one_a_session(samples)
+    rewards = [sample.reward for sample in sessions if sample.reward is not None]
     metrics: dict[str, float] = {
         "rollout/num_groups": float(len(groups)),
-        "rollout/num_sessions": float(len(samples)),
+        "rollout/num_sessions": float(len(sessions)),
     }
     if not samples:
         return metrics
@@ -25,9 +29,17 @@ def rollout_metrics(groups: Sequence[GroupResult]) -> dict[str, float]:
     metrics["rollout/truncated_ratio"] = sum(sample.truncated for sample in samples) / len(samples)
     metrics |= spread("rollout/response_len", [float(sample.num_trainable) for sample in samples])
     metrics |= spread("rollout/num_turn", [float(sample.num_turns) for sample in samples])
-    for name, values in _metadata_numbers(samples).items():
+    for name, values in _metadata_numbers(sessions).items():
         metrics |= spread(name, values)
     return metrics
+
+
+def one_a_session(samples: Iterable[TrainingSample]) -> list[TrainingSample]:
+    """The first exported context of each session."""
+    first: dict[str, TrainingSample] = {}
+    for sample in samples:
+        first.setdefault(sample.session_id, sample)
+    return list(first.values())
 
 
 def spread(prefix: str, values: Sequence[float]) -> dict[str, float]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from silva.agent.files import parse_output
-from silva.rollout.driver import implicit_record
+from silva.rollout.driver import implicit_records
 from silva.rollout.groups import Outcome, session_record
-from silva.state.lineage import build_sample
+from silva.state.lineage import ExportMode, build_samples
 from silva.state.session import Session
 from silva.store.ledger import RunLedger
 from silva.types.errors import SessionFailure
@@ -23,8 +23,9 @@ class OpenSessions:
     counts as ended when its rows are in the run's database.
     """
 
-    def __init__(self, ledger: RunLedger):
+    def __init__(self, ledger: RunLedger, export: ExportMode = "strict"):
         self._ledger = ledger
+        self._export: ExportMode = export
         self._num_opened = 0
 
     def opened(self, session: Session) -> None:
@@ -41,9 +42,10 @@ class OpenSessions:
     async def finish(self, session: Session, body: bytes) -> JsonObject:
         """Export a finished session. A failed export is an answer too, never an error of the request."""
         try:
-            record = implicit_record(session, await asyncio.to_thread(parse_output, body), need_reward=False)
-            sample = build_sample(session.forest, record, session_id=session.session_id, group_id=session.group_id)
-            outcome = Outcome(status="exported", samples=(sample,), reward=record.reward, metadata=record.metadata)
+            output = await asyncio.to_thread(parse_output, body)
+            records = implicit_records(session, output, self._export, need_reward=False)
+            samples = build_samples(session.forest, records, session_id=session.session_id, group_id=session.group_id)
+            outcome = Outcome(status="exported", samples=samples, reward=output.reward, metadata=output.metadata)
         except SessionFailure as failure:
             outcome = Outcome(status="failed", reason=failure.reason, message=str(failure))
         await self._end(session, outcome)

@@ -10,9 +10,10 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from silva.rollout.metrics import spread
 from silva.store.dumps import check_dump_template, write_rollout_dump
 from silva.store.ledger import RunLedger
-from silva.store.queries import accounting, accounting_line, counts, open_run
+from silva.store.queries import accounting, accounting_line, counts, open_run, roots_per_session
 
 log = logging.getLogger("silva.rollout")
 
@@ -49,6 +50,8 @@ class StepReport:
         with open_run(self._run_dir) as conn:
             line = accounting_line(rollout_id, accounting(conn, rollout_id))
             numbers = _ledger_numbers(counts(conn))
+            roots = roots_per_session(conn, rollout_id)
+            numbers |= spread("forest/num_root", [float(number) for number in roots]) if roots else {}
             if self._dump_path is not None:
                 write_rollout_dump(self._dump_path, rollout_id, conn)
         log.info("%s", line)

@@ -17,6 +17,7 @@ MAX_SHOWN = 400
 _SHOWN_BEFORE = 60
 _MAX_COMPARED = 64
 _Found = tuple[str, Any, Any]
+CleanFirst = Callable[[Message], Message]
 
 
 def first_difference(
@@ -26,6 +27,7 @@ def first_difference(
     *,
     lenient: bool = False,
     path_of: Callable[[int], str] = lambda index: f"messages[{index}]",
+    clean_first: CleanFirst = lambda message: message,
 ) -> JsonObject | None:
     """`{"pointer", "old", "new"}` of a branch or new root: a JSON pointer into the request, what was, what came.
 
@@ -33,7 +35,7 @@ def first_difference(
     arguments with those of the newest turn. Long values are shortened to the place where they differ. None for the
     first turn of a session, and for a request that repeats a known history as it is. With `lenient`, what lenient
     matching forgives is named only where nothing else differs. `path_of` tells where in the request a message stands;
-    below that, fields have their Chat names in every protocol.
+    below that, fields have their Chat names in every protocol. `clean_first` gives what counts of the first message.
     """
     if match.is_full or not forest.nodes:
         return None
@@ -44,7 +46,7 @@ def first_difference(
         tools = [canonical_tool(tool) for tool in old.tools], [canonical_tool(tool) for tool in new.tools]
         found = _json(*tools, "/tools") or _json(old.template_kwargs, new.template_kwargs, "/chat_template_kwargs")
     else:
-        found = _below(parent, match, message_at, lambda index: _pointer(path_of(index)), lenient)
+        found = _below(parent, match, message_at, lambda index: _pointer(path_of(index)), lenient, clean_first)
     if found is None:
         return None
     pointer, was, now = found
@@ -63,7 +65,12 @@ def _behind(pointer: str) -> str:
 
 
 def _below(
-    parent: Node, match: Match, message_at: MessageAt, place_of: Callable[[int], str], lenient: bool
+    parent: Node,
+    match: Match,
+    message_at: MessageAt,
+    place_of: Callable[[int], str],
+    lenient: bool,
+    clean_first: CleanFirst,
 ) -> _Found | None:
     """The difference to the child of a state that the request goes along with furthest, the newest of equals."""
     best: tuple[tuple[int, int], _Found] | None = None
@@ -75,6 +82,8 @@ def _below(
                 rank = (index, 0)
                 break
             (new,) = match.as_known(index, (message_at(index),))
+            if index == 0:
+                message, new = clean_first(message), clean_first(new)
             differs = list(_fields(message, new, place_of(index), lenient))
             if differs:
                 found, rank = differs[0], (index, -len(differs))

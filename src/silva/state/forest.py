@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from silva.state.echo import NO_RENAMES, EchoAlias, EchoIndex, MessageAt, Renames, RepairKind
+from silva.state.echo import NO_RENAMES, EchoAlias, EchoIndex, MessageAt, Renames
 from silva.state.identity import chain_key, message_digest, root_key
+from silva.state.profiles import REPAIR_PREFIX
 from silva.types.generation import FinishReason, GenerateResult, VersionSpan
 from silva.types.messages import Conversation, Image, Message, images_of
 from silva.types.rollout import MatchKind
@@ -129,7 +130,8 @@ class Match:
     `parent` is the matched state (None: not even the technical root exists yet) and `num_matched` says how many of the
     request's messages it holds. `request_key` is the key of the state that the whole request leads to. `aliases` are
     the lossy echoes that had to be repaired on the way, and `result_ids` the ids that tool results of the request stand
-    for where the client names the calls its own way (by message; None where it does not; empty: nowhere).
+    for where the client names the calls its own way (by message; None where it does not; empty: nowhere). `profiles`
+    are those that left noise of the first message out of the digests.
     """
 
     conversation: Conversation
@@ -140,11 +142,15 @@ class Match:
     num_matched: int
     aliases: tuple[EchoAlias, ...] = ()
     result_ids: Sequence[str | None] = ()
+    profiles: tuple[str, ...] = ()
 
     @property
-    def repairs(self) -> list[RepairKind]:
-        """Kinds of the repairs, message by message."""
-        return [kind for alias in self.aliases for kind in alias.repair.kinds]
+    def repairs(self) -> list[str]:
+        """Kinds of the repairs, message by message; noise that a profile took out goes first."""
+        return [
+            *(REPAIR_PREFIX + name for name in self.profiles),
+            *(kind for alias in self.aliases for kind in alias.repair.kinds),
+        ]
 
     def as_known(self, start: int, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Messages of the request from `start` on, the tool results under the ids that the calls were given."""

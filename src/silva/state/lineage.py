@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
+from typing import Literal
+
 from silva.state.forest import Node, SessionForest
 from silva.types.errors import SessionFailure
 from silva.types.generation import VersionSpan, join_spans
@@ -9,6 +12,21 @@ from silva.types.messages import JsonObject
 from silva.types.rollout import ExportRecord, NodeRecord, TrainingSample
 
 UNSAMPLED_VERSION = -1
+ExportMode = Literal["strict", "last", "leaves"]
+
+
+def exported_leaves(forest: SessionForest, mode: ExportMode) -> list[Node]:
+    """The responses that end the contexts of a session whose agent named none; in the order in which they were written.
+
+    strict: the one leaf of a linear history. last: the response that was written last, whatever else there is. leaves:
+    every response that nothing follows. Raises SessionFailure as `linear_leaf`.
+    """
+    responses = [node for node in forest.nodes if node.kind == "response"]
+    if mode == "strict" or not responses:
+        return [linear_leaf(forest)]
+    if mode == "last":
+        return responses[-1:]
+    return [node for node in responses if not node.children]
 
 
 def linear_leaf(forest: SessionForest) -> Node:
@@ -35,12 +53,35 @@ def linear_leaf(forest: SessionForest) -> Node:
         "not_linear",
         f"the session's history is not linear, so no single context can be exported: {len(roots)} root(s): {starts}; "
         f"besides the last response ({leaf.node_id}, request {leaf.request_id}) there are {len(ends)} other "
-        f"leaf/leaves: {places or 'none'}. Make the agent send one growing history",
+        f"leaf/leaves: {places or 'none'}. Make the agent send one growing history, or export with --agentic-export "
+        "last (the context of the last response) or leaves (every leaf's)",
     )
 
 
-def build_sample(forest: SessionForest, record: ExportRecord, *, session_id: str, group_id: str) -> TrainingSample:
-    """The exported lineage as one sample: ids as the engine saw and returned them, mask 1 on sampled ids only."""
+def build_samples(
+    forest: SessionForest, records: Iterable[ExportRecord], *, session_id: str, group_id: str
+) -> tuple[TrainingSample, ...]:
+    """The exported contexts of a session. What several of them share is trained by the first one only."""
+    trained: set[int] = set()
+    samples: list[TrainingSample] = []
+    for record in records:
+        samples.append(build_sample(forest, record, session_id=session_id, group_id=group_id, trained=trained))
+        trained.update(node.node_id for node in forest.nodes[record.node_id].path())
+    return tuple(samples)
+
+
+def build_sample(
+    forest: SessionForest,
+    record: ExportRecord,
+    *,
+    session_id: str,
+    group_id: str,
+    trained: Set[int] = frozenset(),
+) -> TrainingSample:
+    """The exported lineage as one sample: ids as the engine saw and returned them, mask 1 on sampled ids only.
+
+    Nodes in `trained` are trained by another sample already: here they are context, with mask 0 (and their versions).
+    """
     ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
@@ -51,9 +92,10 @@ def build_sample(forest: SessionForest, record: ExportRecord, *, session_id: str
     for step in node.path():
         sampled = len(step.ids) - step.lead
         ids.extend(step.ids)
-        mask.extend([0] * step.lead + [1] * sampled)
-        logprobs.extend([0.0] * step.lead + list(step.logprobs))
-        kept.extend([1.0] * step.lead + list(step.kept_mass))
+        mine = step.node_id not in trained
+        mask.extend([0] * step.lead + [int(mine)] * sampled)
+        logprobs.extend([0.0] * step.lead + (list(step.logprobs) if mine else [0.0] * sampled))
+        kept.extend([1.0] * step.lead + (list(step.kept_mass) if mine else [1.0] * sampled))
         spans += (*_lead_span(step), *step.spans)
         if sampled and not num_turns:
             prompt_len = len(ids) - sampled

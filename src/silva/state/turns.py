@@ -52,16 +52,26 @@ def _extend_observation(codec: TurnCodec, match: Match, parent: Node, messages_b
     A run of tool results is one unit, so a longer run never becomes a child.
     """
     lower = match.at_last_turn()
-    whole = _new_observation(codec, lower, messages_between)
-    added = messages_between(match.num_matched, match.num_messages)
-    if parent.messages[-1].role == "tool" and added[0].role == "tool":
-        return whole
     held: list[int] = []
+    known: tuple[Message, ...] = ()
     node = parent
     while node.kind == "observation":
         held[:0] = node.ids
+        known = (*node.messages, *known)
         assert node.parent is not None
         node = node.parent
+
+    def first_seen(start: int, stop: int) -> tuple[Message, ...]:
+        """Where messages are the same and yet not equal, the model goes on reading those that it read."""
+        middle = max(start, min(stop, match.num_matched))
+        at = start - lower.num_matched
+        old = known[at : at + middle - start] if at >= 0 else messages_between(start, middle)
+        return (*old, *messages_between(middle, stop))
+
+    whole = _new_observation(codec, lower, first_seen)
+    added = messages_between(match.num_matched, match.num_messages)
+    if parent.messages[-1].role == "tool" and added[0].role == "tool":
+        return whole
     ids = whole.observation_ids
     if len(ids) <= len(held) or list(ids[: len(held)]) != held:
         return whole

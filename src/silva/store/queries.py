@@ -380,6 +380,18 @@ def accounting(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode = "train
     }
 
 
+def roots_per_session(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode = "train") -> list[int]:
+    """How many conversations each ended session of a rollout step began; sessions without a turn are left out."""
+    rows = conn.execute(
+        "SELECT count(*) FROM nodes n JOIN nodes above ON above.session_id = n.session_id "
+        "AND above.node_id = n.parent_id AND above.kind = 'root' "
+        "WHERE n.session_id IN (SELECT session_id FROM sessions "
+        "WHERE group_id IN (SELECT group_id FROM groups WHERE rollout_id = ? AND mode = ?)) GROUP BY n.session_id",
+        (rollout_id, mode),
+    )
+    return [number for (number,) in rows]
+
+
 def accounting_line(rollout_id: int, account: JsonDoc) -> str:
     """The log line of a finished rollout step: `AGENTIC ROLLOUT event=accounting_end rollout=N key=value ...`."""
     fields = [f"{key}={_word(value)}" for key, value in account.items()]

@@ -1,0 +1,252 @@
+"""`silva check --replay FILE`: would the session that a recorded client made be linear, and if not, why?
+
+The recorded requests go to a gateway of our own, over HTTP, in their order; a script answers what the recording shows
+that the model had said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from silva.cli.build import load_codec, turn_settings
+from silva.cli.loop import run_async
+from silva.config.options import RunConfig
+from silva.config.parse import resolve
+from silva.config.validate import validate
+from silva.gateway.app import GatewayApp
+from silva.gateway.recorded import RecordedRequest, Recording, read_recording
+from silva.gateway.script_of import answers_of, as_sent_here, generic_parser, items_of, spoken
+from silva.gateway.server import GatewayServer, ServerSettings
+from silva.gateway.sessions import SessionRegistry
+from silva.gateway.turns import TurnService
+from silva.inference.scripted import ScriptedEngine, ScriptLine
+from silva.state.codec import TurnCodec
+from silva.state.lineage import exported_leaves
+from silva.state.parsers import TurnParser
+from silva.state.profiles import AUTO, NONE, PROFILES, REPAIR_PREFIX, parse_profiles
+from silva.state.session import Session
+from silva.store.media import MediaStore
+from silva.types.clock import SystemClock
+from silva.types.messages import Conversation, JsonObject, Message
+from silva.view.replay import render_replay
+
+UNKNOWN_ANSWER = "ok"
+_ROOM = 1 << 22
+_CLIENTS = (
+    (
+        ("claude-cli", "claude-code"),
+        "Claude Code: CLAUDE_CODE_ATTRIBUTION_HEADER=0 (no billing line), "
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1 (no side calls), DISABLE_PROMPT_CACHING=1, "
+        "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS=1",
+    ),
+    (("codex",), 'Codex: a provider of its own with wire_api="responses" and env_key, and web search off'),
+    (("opencode",), "opencode: `opencode run --title x` with an openai-compatible provider (no side call for a title)"),
+)
+
+
+@dataclass(kw_only=True)
+class Replayed:
+    """One recorded session as it went under some options."""
+
+    session: Session | None
+    turns: list[JsonObject]
+
+    @property
+    def num_roots(self) -> int:
+        nodes = [] if self.session is None else self.session.forest.nodes
+        return sum(node.parent is not None and node.parent.kind == "root" for node in nodes)
+
+    @property
+    def num_leaves(self) -> int:
+        any_turn = self.session is not None and any(node.kind == "response" for node in self.session.forest.nodes)
+        return len(exported_leaves(self.session.forest, "leaves")) if self.session is not None and any_turn else 0
+
+    @property
+    def linear(self) -> bool:
+        return self.num_roots == self.num_leaves == 1 and all(turn["http_status"] == 200 for turn in self.turns)
+
+
+def run_replay(args: argparse.Namespace) -> int:
+    """Exit status 0: every session is linear; 1: one would fork or be refused. Raises ConfigError for a broken file."""
+    config = resolve(args)
+    validate(config, "serve")
+    recording = read_recording(Path(args.replay))
+    document: JsonObject = {"file": args.replay, "num_other_requests": recording.num_others, "sessions": []}
+    status = run_async(lambda: _replay_all(config, recording, document["sessions"]))
+    if status not in (0, 1):
+        return status
+    document["linear"] = status == 0
+    print(json.dumps(document, indent=2) if args.json else render_replay(document), end="\n" if args.json else "")
+    return status
+
+
+async def _replay_all(config: RunConfig, recording: Recording, found: list[JsonObject]) -> int:
+    codec = await asyncio.to_thread(load_codec, config)
+    for name, requests in recording.sessions.items():
+        answers = answers_of(requests)
+        first = await _replay(config, codec, requests, answers)
+        remedies: list[str] = []
+        if not first.linear:
+            tried = list(_variants(config, answers))
+            works = [flags for flags, other in tried if (await _replay(other, codec, requests, answers)).linear]
+            if not works and len(tried) > 1:
+                every = await _replay(_merged(config, tried), codec, requests, answers)
+                works = [" ".join(flags for flags, _ in tried)] if every.linear else []
+            remedies = works
+        found.append(
+            {
+                "session": name,
+                "linear": first.linear,
+                "num_roots": first.num_roots,
+                "num_leaves": first.num_leaves,
+                "requests": first.turns,
+                "linear_with": remedies,
+                "client_settings": _client_settings(first, requests, remedies),
+            }
+        )
+    return 0 if all(session["linear"] for session in found) else 1
+
+
+def _variants(config: RunConfig, answers: Sequence[Message | None]) -> Iterator[tuple[str, RunConfig]]:
+    """Options that may help, each alone, with the flags that set them."""
+    in_force = {profile.name for profile in parse_profiles(config.agentic_profiles)}
+    for name in PROFILES:
+        if name not in in_force:
+            yield f"--agentic-profiles {name}", replace(config, agentic_profiles=[*sorted(in_force), name])
+    if config.agentic_echo_match == "exact":
+        yield "--agentic-echo-match lenient", replace(config, agentic_echo_match="lenient")
+    said = [answer for answer in answers if answer is not None]
+    if config.agentic_tool_call_parser == NONE and any(answer.tool_calls for answer in said):
+        yield "--agentic-tool-call-parser auto", replace(config, agentic_tool_call_parser="auto")
+    if config.agentic_reasoning_parser == NONE and any(answer.reasoning for answer in said):
+        yield "--agentic-reasoning-parser auto", replace(config, agentic_reasoning_parser="auto")
+
+
+def _merged(config: RunConfig, tried: Sequence[tuple[str, RunConfig]]) -> RunConfig:
+    """All variants at once."""
+    names = {flags.split()[0][2:].replace("-", "_") for flags, _ in tried}
+    values: dict[str, Any] = {}
+    for name in names:
+        values[name] = [AUTO] if name == "agentic_profiles" else "lenient" if name.endswith("match") else "auto"
+    return replace(config, **values)
+
+
+def _client_settings(first: Replayed, requests: Sequence[RecordedRequest], remedies: Sequence[str]) -> list[str]:
+    """What the client itself could be told, where the session is not linear by itself."""
+    agents = " ".join(request.user_agent.lower() for request in requests)
+    billed = PROFILES["claude-code-billing@1"].marker.encode()
+    if any(billed in request.body[: 1 << 16] for request in requests):
+        agents += " claude-code"
+    noisy = any(kind.startswith(REPAIR_PREFIX) for turn in first.turns for kind in turn["repairs"])
+    if first.linear and not noisy:
+        return []
+    return [words for names, words in _CLIENTS if any(name in agents for name in names)]
+
+
+async def _replay(
+    config: RunConfig, codec: TurnCodec, requests: Sequence[RecordedRequest], answers: Sequence[Message | None]
+) -> Replayed:
+    """Send every request of one session, each with the answer in place that the model gave it."""
+    parser = generic_parser(
+        reasoning=config.agentic_reasoning_parser != NONE, tool_calls=config.agentic_tool_call_parser != NONE
+    )
+    opened: list[Session] = []
+    turns: list[JsonObject] = []
+    ids: dict[str, str] = {}
+    items = items_of(requests)
+    opening = codec.decode(_opening(codec))
+    async with _gateway(config, codec, parser, opened) as (engine, server):
+        for request, answer in zip(requests, answers, strict=True):
+            said, faithful = (UNKNOWN_ANSWER, True) if answer is None else spoken(answer, parser, opening)
+            engine.rewrite([ScriptLine(text=said)])
+            body = _body(request, ids, items)
+            status, error = await asyncio.to_thread(_post, server.base_url, request, body)
+            record = opened[0].requests[-1]
+            turns.append(
+                {
+                    "line": request.line,
+                    "path": request.route,
+                    "match": record.match,
+                    "repairs": record.repairs,
+                    "difference": record.difference,
+                    "http_status": status,
+                    "error": error,
+                    "answer": "unknown" if answer is None else "as recorded" if faithful else "not as recorded",
+                }
+            )
+            if answer is not None and record.node_id is not None:
+                given = opened[0].forest.nodes[record.node_id].messages[0].tool_calls
+                ids |= {old.id: new.id for old, new in zip(answer.tool_calls, given, strict=False) if old.id}
+    return Replayed(session=opened[0] if opened else None, turns=turns)
+
+
+def _opening(codec: TurnCodec) -> list[int]:
+    message = Message(role="user", content="hello")
+    return codec.encode_root((message,), Conversation(template_kwargs={})).opening_ids
+
+
+def _body(request: RecordedRequest, ids: dict[str, str], items: dict[str, JsonObject]) -> bytes:
+    try:
+        return json.dumps(as_sent_here(request, ids, items)).encode()
+    except (ValueError, RecursionError):
+        return request.body  # no JSON: the gateway is to say so
+
+
+@asynccontextmanager
+async def _gateway(
+    config: RunConfig, codec: TurnCodec, parser: TurnParser, opened: list[Session]
+) -> AsyncIterator[tuple[ScriptedEngine, GatewayServer]]:
+    clock = SystemClock()
+    engine = ScriptedEngine(
+        [ScriptLine(text=UNKNOWN_ANSWER)],
+        codec=codec,
+        clock=clock,
+        max_context_len=config.rollout_max_context_len or _ROOM,
+    )
+    with tempfile.TemporaryDirectory(prefix="silva-replay-") as folder:
+        turns = TurnService(
+            engine=engine,
+            codec=codec,
+            parser=parser,
+            clock=clock,
+            settings=turn_settings(config),
+            media=MediaStore(Path(folder)),
+        )
+        registry = SessionRegistry(engine, clock, open_sessions=True, on_open=opened.append)
+        server = GatewayServer(GatewayApp(registry, turns, clock), ServerSettings())
+        await server.start()
+        try:
+            yield engine, server
+        finally:
+            await registry.close()
+            await server.close()
+            turns.close()
+
+
+def _post(base_url: str, request: RecordedRequest, body: bytes) -> tuple[int, str | None]:
+    """The status of one request, and what a refusal says."""
+    url = urlsplit(base_url)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port or 0, timeout=600)
+    try:
+        headers = {"authorization": "Bearer replay", "content-type": "application/json"}
+        connection.request("POST", f"{url.path}/v1/{request.route}", body, headers)
+        reply = connection.getresponse()
+        text = reply.read().decode("utf-8", "replace")
+    finally:
+        connection.close()
+    if reply.status == 200:
+        return 200, None
+    try:
+        return reply.status, str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return reply.status, text[:400]

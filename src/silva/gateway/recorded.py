@@ -1,0 +1,232 @@
+"""Recordings of model traffic: one JSON object a line, as a proxy or `silva serve --record` wrote them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from silva.gateway.chat import ChatDialect
+from silva.gateway.chat_input import project_message as chat_message
+from silva.gateway.dialect import Dialect
+from silva.gateway.history import HistoryCache
+from silva.gateway.images import RequestImages
+from silva.gateway.messages import MessagesDialect
+from silva.gateway.messages_input import project_message as messages_message
+from silva.gateway.responses import ResponsesDialect
+from silva.gateway.responses_input import InputHistory
+from silva.types.errors import ConfigError, RequestError
+from silva.types.messages import JsonObject, Message
+
+DIALECTS: Mapping[str, Dialect] = {
+    "chat/completions": ChatDialect(),
+    "responses": ResponsesDialect(),
+    "messages": MessagesDialect(),
+}
+DEFAULT_SESSION = "replay"
+_MAX_SHOWN_FAULTS = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedRequest:
+    """One model request. `route` is a key of DIALECTS, `answer` what the model is known to have said (None: unknown).
+
+    `items` are the items of a recorded Responses answer by their ids.
+    """
+
+    line: int
+    route: str
+    session: str
+    body: bytes
+    user_agent: str = ""
+    answer: Message | None = None
+    items: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recording:
+    """The model requests of a file by session, in the file's order. `num_others`: requests that ask for no turn."""
+
+    sessions: dict[str, list[RecordedRequest]]
+    num_others: int
+
+
+def read_recording(path: Path) -> Recording:
+    """Read and check a recording. Raises ConfigError with the numbers of the lines that are wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--replay {path} cannot be read: {error}") from error
+    sessions: dict[str, list[RecordedRequest]] = {}
+    faults: list[str] = []
+    num_others = 0
+    for number, raw in enumerate(text.split("\n"), start=1):
+        if not raw.strip():
+            continue
+        try:
+            request = _read_line(raw, number)
+        except (ValueError, RecursionError) as error:
+            faults.append(f"line {number}: {error}")
+            continue
+        if request is None:
+            num_others += 1
+        else:
+            sessions.setdefault(request.session, []).append(request)
+    if faults:
+        more = f"\n... and {len(faults) - _MAX_SHOWN_FAULTS} more" if len(faults) > _MAX_SHOWN_FAULTS else ""
+        shown = "\n".join(faults[:_MAX_SHOWN_FAULTS])
+        raise ConfigError(f"--replay {path} holds {len(faults)} bad line(s):\n{shown}{more}")
+    if not sessions:
+        routes = ", ".join(f".../{route}" for route in DIALECTS)
+        raise ConfigError(f"--replay {path} holds no model request (a POST to {routes})")
+    return Recording(sessions=sessions, num_others=num_others)
+
+
+def route_of(path: str) -> str | None:
+    """The model route that a path or URL ends in, whatever stands before it."""
+    plain = "/" + urlsplit(path).path.strip("/")
+    return next((route for route in DIALECTS if plain.endswith("/" + route)), None)
+
+
+def _read_line(raw: str, number: int) -> RecordedRequest | None:
+    """One line; None where it asks for no turn. Raises ValueError with what is wrong."""
+    line = json.loads(raw)
+    if not isinstance(line, dict):
+        raise ValueError(f"it is {_kind(line)}; it must be an object with method, path and body")
+    for name in ("method", "path"):
+        if not isinstance(line.get(name), str) or not line[name]:
+            raise ValueError(f"`{name}` is {_kind(line.get(name))}; it must be a text that is not empty")
+    session = line.get("session", DEFAULT_SESSION)
+    if not isinstance(session, str) or not session:
+        raise ValueError(f"`session` is {_kind(session)}; it must be a text that is not empty")
+    agent = _user_agent(line.get("headers"))
+    route = route_of(line["path"])
+    if route is None or line["method"].upper() != "POST":
+        return None
+    body = line.get("body")
+    if not isinstance(body, (dict, str)):
+        raise ValueError(f"`body` is {_kind(body)}; it must be the request's JSON object, or its text")
+    data = body.encode("utf-8", "replace") if isinstance(body, str) else _json(body)
+    answer, items = None, {}
+    if line.get("response") is not None:
+        try:
+            answer, items = read_answer(route, line["response"])
+        except (RequestError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"`response` is no answer of the route {route}: {error}") from error
+    return RecordedRequest(
+        line=number, route=route, session=session, body=data, user_agent=agent, answer=answer, items=items
+    )
+
+
+def _json(value: Any) -> bytes:
+    """A JSON text of any value that JSON gave. Half surrogate pairs, which no UTF-8 can hold, become `?`."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _user_agent(headers: Any) -> str:
+    pairs = headers.items() if isinstance(headers, dict) else headers if isinstance(headers, list) else ()
+    for pair in pairs:
+        if isinstance(pair, (list, tuple)) and len(pair) == 2 and str(pair[0]).lower() == "user-agent":
+            return str(pair[1])
+    return ""
+
+
+def read_answer(route: str, response: Any) -> tuple[Message | None, dict[str, JsonObject]]:
+    """The assistant message of a recorded answer (JSON, its text, or the text of a stream), and its items by id.
+
+    None for an answer that is an error. Raises RequestError, KeyError and the like for what is no answer of the route.
+    """
+    events = _events(response) if isinstance(response, str) else []
+    whole: Any = json.loads(response) if isinstance(response, str) and not events else response
+    if not events and not isinstance(whole, dict):
+        raise TypeError(f"it is {_kind(whole)}")
+    if any(event.get("type") == "error" or event.get("error") for event in events or [whole]):
+        return None, {}
+    images = RequestImages()
+    if route == "chat/completions":
+        message = _chat_merged(events) if events else whole["choices"][0]["message"]
+        return chat_message(_raw({**message, "role": "assistant"}), "response", images), {}
+    if route == "messages":
+        content = _blocks_merged(events) if events else whole["content"]
+        spoken = _raw({"role": "assistant", "content": content})
+        return messages_message(spoken, "response", images, lambda _: None)[0], {}
+    output = _output(events) if events else whole["output"]
+    return _spoken(output), {str(item["id"]): item for item in output if isinstance(item, dict) and "id" in item}
+
+
+def _spoken(output: list[JsonObject]) -> Message:
+    if not output:
+        return Message(role="assistant")
+    history = InputHistory({"input": _raw(output)}, HistoryCache())
+    if len(history) != 1:
+        raise TypeError("its output is more than one assistant turn")
+    return history.project(0)
+
+
+def _events(text: str) -> list[JsonObject]:
+    """The JSON objects that the data lines of a stream hold."""
+    found: list[JsonObject] = []
+    for line in text.splitlines():
+        data = line.removeprefix("data:").strip()
+        if line.startswith("data:") and data.startswith("{"):
+            found.append(json.loads(data))
+    return found
+
+
+def _chat_merged(events: list[JsonObject]) -> JsonObject:
+    merged: JsonObject = {"content": ""}
+    calls: dict[int, JsonObject] = {}
+    for event in events:
+        for choice in event.get("choices") or ():
+            delta = choice.get("delta") or {}
+            merged["content"] += delta.get("content") or ""
+            thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+            merged["reasoning_content"] = merged.get("reasoning_content", "") + thought
+            for part in delta.get("tool_calls") or ():
+                call = calls.setdefault(part.get("index", 0), {"id": "", "function": {"name": "", "arguments": ""}})
+                call["id"] = call["id"] or part.get("id") or ""
+                for name in ("name", "arguments"):
+                    call["function"][name] += (part.get("function") or {}).get(name) or ""
+    return {**merged, "tool_calls": [calls[index] for index in sorted(calls)]}
+
+
+def _blocks_merged(events: list[JsonObject]) -> list[JsonObject]:
+    blocks: dict[int, JsonObject] = {}
+    inputs: dict[int, str] = {}
+    for event in events:
+        if event.get("type") == "content_block_start":
+            blocks[event["index"]] = dict(event["content_block"])
+        elif event.get("type") == "content_block_delta":
+            at, delta = event["index"], event["delta"]
+            inputs[at] = inputs.get(at, "") + delta.get("partial_json", "")
+            for name in ("text", "thinking"):
+                if name in delta:
+                    blocks[at][name] = blocks[at].get(name, "") + delta[name]
+    for at, text in inputs.items():
+        if text:
+            blocks[at]["input"] = json.loads(text)
+    return [blocks[index] for index in sorted(blocks)]
+
+
+def _output(events: list[JsonObject]) -> list[JsonObject]:
+    """The items of the terminal event, else those that were told as done."""
+    for event in reversed(events):
+        if (event.get("response") or {}).get("output"):
+            return event["response"]["output"]
+    return [event["item"] for event in events if event.get("type") == "response.output_item.done"]
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(_json(value))
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "missing or null"
+    text = json.dumps(value, ensure_ascii=True)
+    return text if len(text) <= 60 else text[:57] + "..."

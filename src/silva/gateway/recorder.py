@@ -1,0 +1,81 @@
+"""Writes down the model traffic of a gateway: one JSON object a line, as `silva check --replay` reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from silva.gateway.http import Receive, Scope, Send, credential
+from silva.gateway.recorded import route_of
+from silva.types.errors import ConfigError
+
+MAX_RECORDED_BYTES = 64 << 20
+
+
+class Recorder:
+    """ASGI callable around another. Requests to other than model routes pass unseen.
+
+    A line is written when the answer is complete; an exchange that broke off leaves none. The session's id, which is
+    its credential, stands in it: the file is readable by its owner only.
+    """
+
+    def __init__(self, app: Any, path: Path):
+        """Raises ConfigError where the file cannot be opened."""
+        self._app = app
+        try:
+            path.touch(mode=0o600)
+            self._file = path.open("ab")
+        except OSError as error:
+            raise ConfigError(f"--record {path} cannot be written: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or route_of(scope["path"]) is None:
+            await self._app(scope, receive, send)
+            return
+        sent, answered = bytearray(), bytearray()
+        status = 0
+
+        async def read() -> Any:
+            event = await receive()
+            if event["type"] == "http.request" and len(sent) <= MAX_RECORDED_BYTES:
+                sent.extend(event.get("body", b""))
+            return event
+
+        async def write(event: Any) -> None:
+            nonlocal status
+            await send(event)
+            if event["type"] == "http.response.start":
+                status = event["status"]
+            elif event["type"] == "http.response.body":
+                answered.extend(event.get("body", b""))
+                if not event.get("more_body"):
+                    self._write(scope, bytes(sent), status, bytes(answered))
+
+        await self._app(scope, read, write)
+
+    def _write(self, scope: Scope, sent: bytes, status: int, answered: bytes) -> None:
+        line: dict[str, Any] = {
+            "session": credential(scope) or "none",
+            "method": "POST",
+            "path": scope["path"],
+            "body": _json_or_text(sent),
+            "status": status,
+        }
+        if status == 200:
+            line["response"] = _json_or_text(answered)
+        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.flush()
+
+
+def _json_or_text(data: bytes) -> msgspec.Raw | str:
+    """A JSON object as it is, on one line; anything else as text."""
+    try:
+        msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        return msgspec.Raw(msgspec.json.format(data, indent=-1))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return data.decode("utf-8", "replace")
