@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import anthropic
-import openai
 from gateway_serve import Json, Serve
 
 Part = str
@@ -79,6 +79,9 @@ class Speaker:
         self.calls = tuple(call for call in told.calls if isinstance(call[2], dict))
         self.history += self.echo(reply)
         return told
+
+    async def close(self) -> None:
+        """Give up what the client holds."""
 
     async def send_bare(self, body: Json) -> Json:
         answer = await self.serve.post(self.session_id, {**body, "stream": self.stream}, self.path)
@@ -154,12 +157,11 @@ class ChatSpeaker(Speaker):
 
     async def send_real(self, body: Json) -> Json:
         body, extra = _split(body)
-        client: Any = openai.AsyncOpenAI(base_url=self.serve.base_url, api_key=self.session_id, max_retries=0)
-        async with client:
-            if not self.stream:
-                return (await client.chat.completions.create(**body, extra_body=extra)).model_dump()
-            stream = await client.chat.completions.create(**body, extra_body=extra, stream=True)
-            return self.assembled([chunk.model_dump() async for chunk in stream])
+        client: Any = self.serve.sdk(self.session_id, http_client=self.serve.http)
+        if not self.stream:
+            return (await client.chat.completions.create(**body, extra_body=extra)).model_dump()
+        stream = await client.chat.completions.create(**body, extra_body=extra, stream=True)
+        return self.assembled([chunk.model_dump() async for chunk in stream])
 
 
 class ResponsesSpeaker(Speaker):
@@ -209,22 +211,30 @@ class ResponsesSpeaker(Speaker):
 
     async def send_real(self, body: Json) -> Json:
         body, extra = _split(body)
-        client: Any = openai.AsyncOpenAI(base_url=self.serve.base_url, api_key=self.session_id, max_retries=0)
-        async with client:
-            if not self.stream:
-                return (await client.responses.create(**body, extra_body=extra)).model_dump(exclude_none=True)
-            async with client.responses.stream(**body, extra_body=extra) as stream:
-                seen = [event async for event in stream]
-                whole = seen[-1].response.model_dump(exclude_none=True, warnings=False)
-            for item in whole["output"]:  # what the SDK's own reading adds is no field of an input item
-                item.pop("parsed_arguments", None)
-                for part in item.get("content") or ():
-                    part.pop("parsed", None)
-            return whole
+        client: Any = self.serve.sdk(self.session_id, http_client=self.serve.http)
+        if not self.stream:
+            return (await client.responses.create(**body, extra_body=extra)).model_dump(exclude_none=True)
+        async with client.responses.stream(**body, extra_body=extra) as stream:
+            seen = [event async for event in stream]
+        return seen[-1].response.model_dump(exclude_none=True, warnings=False)
 
 
 class MessagesSpeaker(Speaker):
     name, path, limit = "messages", "/v1/messages", "max_tokens"
+
+    @cached_property
+    def _client(self) -> anthropic.AsyncAnthropic:
+        return anthropic.AsyncAnthropic(
+            base_url=self.serve.base_url,
+            auth_token=self.session_id,
+            api_key=None,
+            max_retries=0,
+            http_client=anthropic.DefaultAsyncHttpxClient(verify=False),
+        )
+
+    async def close(self) -> None:
+        if self.real:
+            await self._client.close()
 
     def body(self) -> Json:
         tools = [
@@ -270,14 +280,11 @@ class MessagesSpeaker(Speaker):
 
     async def send_real(self, body: Json) -> Json:
         body, extra = _split(body)
-        client: Any = anthropic.AsyncAnthropic(
-            base_url=self.serve.base_url, auth_token=self.session_id, api_key=None, max_retries=0
-        )
-        async with client:
-            if not self.stream:
-                return (await client.messages.create(**body, extra_body=extra)).model_dump()
-            async with client.messages.stream(**body, extra_body=extra) as stream:
-                return (await stream.get_final_message()).model_dump()
+        client: Any = self._client
+        if not self.stream:
+            return (await client.messages.create(**body, extra_body=extra)).model_dump()
+        async with client.messages.stream(**body, extra_body=extra) as stream:
+            return (await stream.get_final_message()).model_dump()
 
 
 SPEAKERS: tuple[type[Speaker], ...] = (ChatSpeaker, ResponsesSpeaker, MessagesSpeaker)
