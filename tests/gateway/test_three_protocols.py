@@ -64,7 +64,7 @@ async def talk(serve: Serve, plan: Plan, name: str, *, real: bool) -> None:
 
 
 def compare(ours: list[Told], theirs: list[Told], *, messages: bool) -> None:
-    """What was told is the same; in Messages a call without an object of arguments is text, until its turn has ended."""
+    """What was told is the same; in Messages a call without an object of arguments is text, to the end of its turn."""
     as_text = False
     for one, two in zip(ours, theirs, strict=True):
         assert (two.usage, two.reasoning) == (one.usage, one.reasoning)
@@ -85,12 +85,12 @@ LONG_SCRIPT: list[Json] = [
     {"text": thought("second") + "Both." + call("f", "{}")},
     {"text": "a long answer that is cut", "finish_reason": "length"},
     {"text": " and goes on\nto its end"},
-    {"text": thought("a thought that is") [: -len("\n</think>\n\n")], "finish_reason": "length"},
+    {"text": thought("a thought that is")[: -len("\n</think>\n\n")], "finish_reason": "length"},
     {"text": " cut too\n</think>\n\nnow said"},
     {"text": "  blanks \n\n"},
     {"text": "Look. " + call("f", '{"a": ') + "\n" + call("f", '{"b": [null, true, {"ü": "\\u00fc"}]}')},
     {"text": '<tool_call>\n{"name": "f", "arguments": {"x"', "finish_reason": "length"},
-    {"text": ': 1}}\n</tool_call>'},
+    {"text": ": 1}}\n</tool_call>"},
     {"text": "🙂"},
     *[{"text": thought(f"R{n}") + f"A{n}" + (call("f", json.dumps({"n": n})) if n % 2 else "")} for n in range(7)],
     {"text": ""},  # at the end: in Responses nothing is left of it that a client could send back
@@ -131,7 +131,7 @@ async def test_twenty_turns_through_the_real_clients_are_the_same_tokens_in_ever
 
 # A kind of part that carries something else than text is added here, and to `Speaker.part`.
 texts = st.text(
-    alphabet=st.one_of(st.sampled_from("ab \n<>|{}\"\\"), st.characters(codec="utf-8", exclude_categories=["Cc"])),
+    alphabet=st.one_of(st.sampled_from('ab \n<>|{}"\\'), st.characters(codec="utf-8", exclude_categories=["Cc"])),
     min_size=1,
     max_size=6,
 )
@@ -143,7 +143,10 @@ calls = st.builds(
     st.booleans(),
 ) | st.sampled_from([call("f", '{"a": '), call("f", "[1]"), call("wetter", '{"a": 1, "a": 2}')])
 answers = st.builds(
-    lambda reasoning, content, made, kept: ((thought(reasoning) if reasoning else "") + content + "\n".join(made), kept),
+    lambda reasoning, content, made, kept: (
+        (thought(reasoning) if reasoning else "") + content + "\n".join(made),
+        kept,
+    ),
     st.just("") | st.sampled_from(["R", "zwei\nZeilen"]),
     st.just("") | st.sampled_from(["A", " ", "ö\n", "<b>"]),
     st.lists(calls, max_size=2),
