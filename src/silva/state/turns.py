@@ -95,7 +95,7 @@ def _encode(
         )
         return codec.encode_delta(tail, messages, match.conversation)
     except TransitionRefused as refused:
-        raise TransitionRefused(str(refused), field=_shifted(refused.field, match.num_matched)) from refused
+        raise refused.at(_shifted(refused.field, match.num_matched)) from refused
 
 
 def _shifted(field: str | None, offset: int) -> str | None:

@@ -16,6 +16,7 @@ from silva.state.codec.deltas import SampledTail, TurnDelta
 from silva.state.codec.encoder import TokenText
 from silva.state.codec.ends import TurnEnds, find_ends
 from silva.state.codec.frame import Frame
+from silva.state.codec.late_system import encode_late_system
 from silva.state.codec.lru import Lru
 from silva.state.codec.root import encode_root
 from silva.state.codec.slots import Words
@@ -129,8 +130,13 @@ class TurnCodec:
         """
         if not messages:
             raise TransitionRefused("a conversation needs at least one message", field="messages")
-        observation, opening = encode_root(self._frame(conversation), messages)
-        return TurnDelta(observation_ids=observation, opening_ids=opening)
+        frame = self._frame(conversation)
+
+        def encode(messages: Sequence[Message]) -> TurnDelta:
+            observation, opening = encode_root(frame, messages)
+            return TurnDelta(observation_ids=observation, opening_ids=opening)
+
+        return encode_late_system(messages, 1, encode)
 
     def encode_delta(self, tail: SampledTail, messages: Sequence[Message], conversation: Conversation) -> TurnDelta:
         """The ids between a sampled turn and the next one.
@@ -139,7 +145,8 @@ class TurnCodec:
         delta is a function of all of them: templates group tool results. TransitionRefused where the template
         refuses the step, or writes it otherwise in other histories; `field` is relative to `messages`.
         """
-        return deltas.encode_delta(self._frame(conversation), self.ends, tail, messages)
+        frame = self._frame(conversation)
+        return encode_late_system(messages, 0, lambda messages: deltas.encode_delta(frame, self.ends, tail, messages))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included, nothing cleaned up."""
