@@ -264,6 +264,21 @@ async def test_a_cut_call_is_text_and_its_end_is_the_call(codec: TurnCodec):
         serve.sample("s")
 
 
+@pytest.mark.parametrize("end", ['": 1}}\n</tool_call>', '": }\n</tool_call>', '": }\n</tool_call>\n' + GOOD])
+async def test_a_cut_call_and_its_end_may_come_back_as_one_message(codec: TurnCodec, end: str):
+    script: list[Json] = [{"text": '<tool_call>\n{"name": "f", "arguments": {"a', **CUT}, {"text": end}, {"text": "ok"}]
+    async with serving(codec, script) as serve:
+        first = await ask(serve, "s", HI)
+        history = [*HI, {"role": "assistant", "content": first["content"]}]
+        second = await ask(serve, "s", history)
+        calls = [block["id"] for block in second["content"] if block["type"] == "tool_use"]
+        history[-1]["content"] = [*first["content"], *second["content"]]
+        history.append({"role": "user", "content": [*(result(call, "r") for call in calls), text("and?")]})
+        answer = await post(serve, "s", history)
+        assert (answer.headers["x-silva-match"], answer.headers["x-silva-repairs"]) == ("append", "0")
+        assert serve.sample("s").num_turns == 3
+
+
 async def test_stop_strings_of_the_run_are_no_stop_sequences(codec: TurnCodec):
     async with serving(codec, [{"text": "A STOP B"}], sampling=SamplingSettings(stop=("STOP",))) as serve:
         plain = await ask(serve, "s", HI)
@@ -373,6 +388,7 @@ async def test_errors_have_the_types_that_sdks_raise(codec: TurnCodec):
                 await stream.get_final_message()
         ping, error = events((await post(serve, "s", HI, stream=True)).text)
         assert (ping["type"], error["error"]["type"]) == ("ping", "api_error")
+        assert error["request_id"] == serve.session("s").requests[-1].request_id
         await serve.registry.end("s")
         with pytest.raises(anthropic.NotFoundError):
             await client.messages.create(**hi)

@@ -180,6 +180,21 @@ async def test_a_cut_turn_is_incomplete_and_can_be_continued(codec: TurnCodec, s
         serve.sample("s")
 
 
+async def test_two_turns_without_a_word_between_them_are_still_two_turns(codec: TurnCodec):
+    script = [turn("one", "A"), turn("two", "B", 1), {"text": "C"}, {"text": "D"}]
+    async with serving(codec, script) as serve:
+        first = await respond(serve, "s", [USER])
+        second = await respond(serve, "s", [USER, *first["output"]])
+        items = [USER, *first["output"], *second["output"]]
+        third = await respond(serve, "s", items)
+        await respond(serve, "s", [*items, *third["output"], *results(second["output"])])
+        records = serve.session("s").requests
+        assert [(record.match, record.repairs) for record in records] == [("root", []), *[("append", [])] * 3]
+        assert serve.sample("s").num_turns == 4
+        (observation,) = [node for node in serve.forest("s").nodes if node.kind == "observation"][1:]
+        assert [message.role for message in observation.messages] == ["tool"]
+
+
 async def test_an_empty_generation_has_no_items(codec: TurnCodec):
     async with serving(codec, [{"text": ""}]) as serve:
         reply = await serve.sdk("s").responses.create(model="m", input="hi")

@@ -13,6 +13,7 @@ from silva.gateway.exchange import ModelEndpoint
 from silva.gateway.http import (
     BodyTooLarge,
     ClientGone,
+    Header,
     Receive,
     Scope,
     Send,
@@ -85,12 +86,14 @@ class GatewayApp:
             else:
                 await self._endpoint.serve(dialect, scope, receive, send)
             return
+        headers: tuple[Header, ...] = ((b"allow", b"POST"),)
         if (header(scope, b"upgrade") or "").lower() == "websocket":
             error = ApiError(status=426, code="no_websocket", message="websockets are not spoken here; use HTTP POST")
+            headers = (*headers, (b"upgrade", b"HTTP/1.1"))
         else:
             message = f"{scope['method']} is not allowed here; use POST"
             error = ApiError(status=405, code="method_not_allowed", message=message)
-        await send_json(send, error.status, dialect.error(error), ((b"allow", b"POST"),))
+        await send_json(send, error.status, dialect.error(error), headers)
 
     async def _finish(self, session_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:
