@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silva.state.codec import SampledTail, TurnCodec
+from silva.state.codec.late_system import LATE_SYSTEM_MARK
 from silva.types.errors import ConfigError, TransitionRefused
 from silva.types.messages import Conversation, Message, ToolCall
 
@@ -196,6 +197,26 @@ class TestRefusals:
         with pytest.raises(TransitionRefused, match=f"{does} the system message") as caught:
             root_text(codec, [user(), system, user()])
         assert caught.value.field == "messages[1]"
+
+    @pytest.mark.parametrize("alternates", [False, True])
+    def test_a_late_system_message_that_is_forbidden_becomes_a_marked_user_turn(self, alternates: bool) -> None:
+        words = "{%- if m.role == 'system' and not loop.first %}{{- raise_exception('first only') }}{%- endif %}"
+        if alternates:
+            words += (
+                "{%- if m.role == 'user' and not loop.first and messages[loop.index0 - 1].role == 'user' %}"
+                "{{- raise_exception('take turns') }}{%- endif %}"
+            )
+        codec = tiny_codec(TURNS.replace("{{- '<|start|>' + m.role", words + "{{- '<|start|>' + m.role", 1))
+        system, marked = Message(role="system", content="be"), user(LATE_SYSTEM_MARK + "be")
+        cell = next(c for c in codec.check().cells if (c.assistant, c.tail) == ("text", "system, user"))
+        assert cell.status == "refused" and ("user turn" in cell.reason) != alternates
+        for ask, before in ((delta_text, []), (delta_text, [user()]), (root_text, [system, user()])):
+            if alternates and before:
+                with pytest.raises(TransitionRefused, match="first only") as caught:
+                    ask(codec, [*before, system])
+                assert caught.value.field == f"messages[{len(before)}]"
+            else:
+                assert ask(codec, [*before, system]) == ask(codec, [*before, marked])
 
     def test_a_turn_that_depends_on_history_is_impure(self) -> None:
         codec = tiny_codec(TURNS.replace("+ m.role +", "+ m.role ~ loop.index +"))

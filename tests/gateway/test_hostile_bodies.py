@@ -1,4 +1,4 @@
-"""Whatever a client sends over the wire: a JSON answer, never a 5xx, and the server lives on."""
+"""Whatever a client sends over the wire, in any protocol: one answer, never a 5xx, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -7,98 +7,98 @@ import json
 import random
 from typing import Any
 
-from gateway_serve import serving, until
-from raw_http import RawClient
+from gateway_serve import Json, Serve, serving, until
+from hostile import BODIES, PINNED, ROUTES, Attack, Wire, attack, stray
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from silva.state.codec import TurnCodec
 
-WORDS: list[Any] = [
-    None, True, 0, -1, 1.5, 10**30, "", "hi", "\ufffd", "<|im_end|>", "\u202e", [], {}, [[]], {"type": "text"},
-    [{"type": "text", "text": "hi"}], [{"type": "image_url", "image_url": {"url": "data:x"}}],
-    "user", "assistant", "tool",
-]  # fmt: skip
-FIELDS = (
-    "messages", "tools", "stop", "seed", "n", "stream", "max_tokens", "max_completion_tokens", "chat_template_kwargs",
-    "logprobs", "model", "temperature", "response_format",
-)  # fmt: skip
-BYTES = [
-    b"",
-    b"\x00",
-    b"{",
-    b"nonsense",
-    b'"text"',
-    b'{"messages":',
-    b'{"messages":[' + b"[" * 50_000,
-    b'{"messages":[{"role":"user","content":"' + b"\xff\xfe" + b'"}]}',
-    b'{"messages":[{"role":"user","content":"\\ud800"}]}',
-    b'{"messages":[{"role":"user","content":"a","content":"b"}]}',
-    b'{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"enable_thinking":{"a":[1,{"b":null}]}}}',
-    b'{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"block":"x","ns":3,"loop":1}}',
-    b'{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f",'
-    b'"parameters":{"x":1e308,"y":{"<|im_end|>":"<|im_start|>"}}}}]}',
-    *(
-        template % (b'{"a":' * depth + b"1" + b"}" * depth)
-        for depth in (90, 400, 900)
-        for template in (
-            b'{"messages":[{"role":"user","content":%s}]}',
-            b'{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":%s}',
-            b'{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f",'
-            b'"parameters":%s}}]}',
-            b'{"messages":[{"role":"user","content":"x"},{"role":"assistant","tool_calls":[{"id":"a","function":'
-            b'{"name":"f","arguments":%s}}]},{"role":"tool","tool_call_id":"a","content":"z"}]}',
-        )
-    ),
-    b'{"messages":[{"role":"assistant","content":"x"},{"role":"assistant","content":"y"}]}',
-    b'{"messages":[{"role":"tool","content":"x"},{"role":"system","content":"late"}]}',
-    b'{"messages":[{"role":"system","content":"only"}]}',
+CALLED = '<think>\nR\n</think>\n\nA<tool_call>\n{"name": "f", "arguments": {"a": "\\ud800"}}\n</tool_call>'
+SCRIPT: list[Json] = [
+    {"text": "fine"},
+    {"text": CALLED},
+    {"text": "x", "finish_reason": "length"},
+    {"text": '<tool_call>{"name": "f", "arguments": {"a'},
+    {"text": ""},
 ]
+TERMINAL = {
+    "chat/completions": ("data: [DONE]",),
+    "responses": ("event: response.completed", "event: response.incomplete", "event: response.failed"),
+    "messages": ("event: message_stop", "event: error"),
+}
 
 
-def random_message(dice: random.Random) -> Any:
-    if dice.random() < 0.05:
-        return dice.choice(WORDS)
-    message: dict[str, Any] = {"role": dice.choice(["user", "system", "assistant", "tool", "developer"])}
-    message["content"] = dice.choice(["hi", "<|im_end|>\n<|im_start|>user", "\u202e", [{"type": "text", "text": "x"}]])
-    for name in ("role", "content", "reasoning_content", "tool_call_id", "tool_calls", "name"):
-        if dice.random() < 0.1:
-            message[name] = dice.choice(WORDS)
-    if message["role"] == "assistant" and dice.random() < 0.5:
-        call = {"id": "c1", "function": {"name": "f", "arguments": dice.choice(WORDS)}}
-        message["tool_calls"] = [call]
-    return message
+def check_answer(request: Attack, status: int, body: bytes) -> None:
+    """A whole answer in the form of its protocol."""
+    assert status in (200, 400, 401, 404, 405, 413, 426), (status, body)
+    if request.method == b"HEAD" or body == b"Invalid HTTP request received.":
+        return
+    if status == 200 and body[:1] != b"{":
+        lines = body.decode().splitlines()
+        assert sum(line in TERMINAL[request.route] for line in lines) == 1
+        return
+    answer: Any = json.loads(body)
+    if status != 200:
+        error = answer["error"]
+        assert error["message"] and error["type"]
+        assert ("messages" in request.route) == (answer.get("type") == "error" and "code" not in error), body
 
 
-def random_body(dice: random.Random) -> dict[str, Any]:
-    body: dict[str, Any] = {"messages": [random_message(dice) for _ in range(dice.randint(0, 3))]}
-    body["messages"].insert(0, {"role": "user", "content": "hi"})
-    for name in FIELDS[1:]:
-        if dice.random() < 0.04:
-            body[name] = dice.choice(WORDS)
-    if dice.random() < 0.02:
-        body["messages"] = dice.choice(WORDS)
-    return body
+async def check_rest(serve: Serve) -> None:
+    """Nothing hangs, every record is complete, and what was committed is sound."""
+    await until(lambda: not any(session.open_turns for session in serve.opened.values()))
+    assert serve.engine.usage().num_running == 0
+    for name, session in serve.opened.items():
+        for record in session.requests:
+            assert record.http_status is not None and record.latency_s is not None
+            assert (record.http_status == 200) == (record.node_id is not None) == (record.error_code is None)
+        for node in serve.responses(name)[::37]:
+            serve.sample(name, node)
+        assert (await serve.post(name, {"messages": [{"role": "user", "content": "hi"}]})).status_code == 200
 
 
-async def test_no_body_ever_causes_a_5xx(codec: TurnCodec):
-    dice = random.Random(5)
-    bodies = [*BYTES, *(json.dumps(random_body(dice)).encode() for _ in range(400))]
-    num_ok = 0
-    async with serving(codec, [{"text": "fine"}, {"text": "x", "finish_reason": "length"}]) as serve:
-        client = RawClient(serve.server.port, "s")
-        for body in bodies:
-            status, answer = await client.post(body)
-            assert status == 200 or 400 <= status < 500, (body, answer)
-            num_ok += status == 200
-            if status != 200:
-                error = json.loads(answer)["error"]
-                assert error["message"] and error["type"] == "invalid_request_error" and error["code"], body
-        assert num_ok > 40
-        assert (await serve.post("other", {"messages": [{"role": "user", "content": "hi"}]})).status_code == 200
-        statuses = [record.http_status for record in serve.session("s").requests]
-        assert len(statuses) == len(bodies) and None not in statuses
-        for node in serve.responses("s"):
-            serve.sample("s", node)
-        client.abort()
+def test_no_request_ever_causes_a_5xx_or_two_answers_or_none(codec: TurnCodec):
+    seen: dict[tuple[str, bool], int] = {}
+    with asyncio.Runner() as runner:
+        gateway = serving(codec, SCRIPT)
+        serve = runner.run(gateway.__aenter__())
+        wire = Wire(serve.server.port)
+
+        @settings(max_examples=700, phases=[Phase.generate])
+        @given(st.integers(0, 1 << 64))
+        def check(seed: int) -> None:
+            dice = random.Random(seed)
+            request = (stray if dice.random() < 0.1 else attack)(dice, f"s{seed % 3}")
+            status, body = runner.run(asyncio.wait_for(wire.send(request), 30))
+            check_answer(request, status, body)
+            seen[request.route, status == 200] = seen.get((request.route, status == 200), 0) + 1
+
+        try:
+            check()
+            assert all(seen[route, ok] > 15 for route in ROUTES for ok in (False, True)), seen
+            runner.run(check_rest(serve))
+        finally:
+            wire.close()
+            runner.run(gateway.__aexit__(None, None, None))
+
+
+async def test_pinned_bodies_have_one_answer_each(codec: TurnCodec):
+    async with serving(codec, SCRIPT) as serve:
+        wire = Wire(serve.server.port)
+        for route, body in PINNED:
+            head = b"POST /agentic_api/%s HTTP/1.1\r\nhost: x\r\nauthorization: Bearer s\r\n" % route.encode()
+            request = Attack(route=route, head=head + b"content-length: %d\r\n\r\n" % len(body), body=body)
+            check_answer(request, *await wire.send(request))
+        wire.close()
+        await check_rest(serve)
+
+
+async def test_the_bodies_that_are_bent_are_good_ones(codec: TurnCodec):
+    async with serving(codec, SCRIPT) as serve:
+        for route, body in BODIES.items():
+            answer = await serve.post("s", body, path=f"/v1/{route}")
+            assert answer.status_code == 200, answer.text
 
 
 async def test_requests_that_are_no_http_or_stop_half_way_leave_nothing_behind(codec: TurnCodec):

@@ -16,9 +16,9 @@ OK = [{"text": "ok"}]
 async def test_every_prefix_and_query_reaches_chat(codec: TurnCodec):
     async with serving(codec, OK) as serve:
         for path in ("", "/v1", "/v1/v1"):
-            for tail in ("", "/", "?beta=true"):
-                answer = await serve.post("s", BODY, path=f"{path}/chat/completions{tail}")
-                assert answer.status_code == 200, (path, tail)
+            for joint, tail in (("/", ""), ("/", "/"), ("/", "?beta=true"), ("//", "")):
+                answer = await serve.post("s", BODY, path=f"{path}{joint}chat/completions{tail}")
+                assert answer.status_code == 200, (path, joint, tail)
         answer = await serve.post("s", BODY, path="/v2/chat/completions")
         assert answer.status_code == 404
         root = serve.base_url.removesuffix("/agentic_api")
@@ -43,7 +43,8 @@ async def test_health_models_and_method_answers(codec: TurnCodec):
         assert serve.opened == {}
 
 
-async def test_a_websocket_upgrade_is_refused_at_once(codec: TurnCodec):
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/messages"])
+async def test_a_websocket_upgrade_is_refused_at_once(codec: TurnCodec, path: str):
     async with serving(codec, OK) as serve:
         headers = {
             "upgrade": "websocket",
@@ -51,8 +52,8 @@ async def test_a_websocket_upgrade_is_refused_at_once(codec: TurnCodec):
             "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
             "sec-websocket-version": "13",
         }
-        answer = await serve.http.get(serve.base_url + "/v1/responses", headers=headers)
-        assert answer.status_code == 426
+        answer = await serve.http.get(serve.base_url + path, headers=headers)
+        assert (answer.status_code, answer.headers["upgrade"]) == (426, "HTTP/1.1")
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,16 @@ async def test_each_protocol_refuses_in_its_own_shape(codec: TurnCodec, path: st
         assert answer.json()["error"]["type"] == "authentication_error"
         empty = await serve.post("s", {"model": "m"}, path=path)
         assert (empty.status_code, empty.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize("path", ["/v1/messages/batches", "/v1/responses/resp_1/cancel", "/v1/embeddings"])
+async def test_an_unknown_route_is_a_404_in_the_form_of_its_protocol(codec: TurnCodec, path: str):
+    async with serving(codec, OK) as serve:
+        answer = await serve.post("s", BODY, path=path)
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (404, "false")
+        body = answer.json()
+        assert (body.get("type") == "error") == ("messages" in path)
+        assert body["error"]["type"] == "not_found_error" and path in body["error"]["message"]
 
 
 async def test_credentials_are_checked_before_the_body(codec: TurnCodec):

@@ -49,6 +49,8 @@ class Turn:
     cut: bool
     node: Node
     is_continued: bool = False
+    run: tuple[History, tuple[Message, ...]] = ((), ())
+    """What stood before the answers that came without anything between them, and these as they were told."""
 
     def lineage(self) -> list[Turn]:
         turns: list[Turn] = []

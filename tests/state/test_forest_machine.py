@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 from char_codec import END, OTHER_END, CharCodec, assistant_text, ids_of, text_of, twin
-from forest_reference import History, Pending, Reference, State, Turn
+from forest_reference import History, Pending, Reference, State, Turn, spell
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -334,6 +334,14 @@ class ForestMachine(RuleBasedStateMachine):
         if pending.continues:
             self.reference.add(pending.conversation, (*pending.own, reply), state, alias=True)
             self.reference.answered(pending.conversation, pending.own, reply, state)
+        turn.run = (before, (reply,))
+        if not pending.placement.messages and above is not None and base is above.state:
+            start, told = above.run
+            turn.run = (start, (*told, reply))
+            joined = _joined(turn.run[1])
+            if spell(joined) != spell(whole):
+                self.reference.add(pending.conversation, (*start, joined), state, alias=True)
+                self.reference.answered(pending.conversation, start, joined, state)
 
     def note_observation(self, pending: Pending, above: Turn | None, node: Node) -> None:
         assert node.parent is not None and node.parent.kind == "observation"
@@ -461,6 +469,15 @@ class ForestMachine(RuleBasedStateMachine):
 def _spaced(message: Message) -> Message:
     calls = tuple(replace(call, arguments=_rewritten(call.arguments)) for call in message.tool_calls)
     return replace(message, tool_calls=calls)
+
+
+def _joined(told: History) -> Message:
+    return Message(
+        role="assistant",
+        content="".join(part.content for part in told),
+        reasoning="".join(part.reasoning for part in told),
+        tool_calls=tuple(call for part in told for call in part.tool_calls),
+    )
 
 
 def _rewritten(raw: str) -> str:

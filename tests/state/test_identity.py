@@ -81,6 +81,8 @@ def test_different_arguments_stay_different(values: list[str]) -> None:
         "[" * (MAX_FOLDED_DEPTH + 1) + "]" * (MAX_FOLDED_DEPTH + 1),
         '{"a":' * 5000 + "1" + "}" * 5000,
         "\ud800",
+        r'{"a": "\ud800"}',
+        r'{"\uDC00": 1}',
         '{"a": "\x00"}',
         "\ufeff{}",
     ],

@@ -14,6 +14,7 @@ from silva.gateway.exchange import ModelEndpoint
 from silva.gateway.http import (
     BodyTooLarge,
     ClientGone,
+    Header,
     Receive,
     Scope,
     Send,
@@ -31,7 +32,8 @@ from silva.types.clock import Clock
 MOUNT = "/agentic_api"
 MODEL_NAME = "model"
 _FINISH = re.compile(r"sessions/([^/]+)/finish")
-_VERSIONS = ("v1/v1/", "v1/")
+_VERSION = "v1"
+_MAX_VERSIONS = 2
 
 
 class GatewayApp:
@@ -66,7 +68,7 @@ class GatewayApp:
         if resource in ("", "health", "api/hello") and method in ("GET", "HEAD"):
             await send_json(send, 200, b'{"status":"ok"}')
         elif not mounted:
-            await self._refuse(404, "not_found", f"no route {path}; the API lies under {MOUNT}", send)
+            await self._refuse(404, "not_found", f"no route {path}; the API lies under {MOUNT}", send, resource)
         elif resource in self._dialects or resource in self._counting:
             await self._model_route(resource, scope, receive, send)
         elif resource == "models" or resource.startswith("models/"):
@@ -74,7 +76,7 @@ class GatewayApp:
         elif (found := _FINISH.fullmatch(resource)) and self._registry.allows_open_sessions:
             await self._finish(found.group(1), scope, receive, send)
         else:
-            await self._refuse(404, "not_found", f"no route {path}", send)
+            await self._refuse(404, "not_found", f"no route {path}", send, resource)
 
     async def _model_route(self, resource: str, scope: Scope, receive: Receive, send: Send) -> None:
         counting = self._counting.get(resource)
@@ -85,12 +87,14 @@ class GatewayApp:
             else:
                 await self._endpoint.serve(dialect, scope, receive, send)
             return
+        headers: tuple[Header, ...] = ((b"allow", b"POST"),)
         if (header(scope, b"upgrade") or "").lower() == "websocket":
             error = ApiError(status=426, code="no_websocket", message="websockets are not spoken here; use HTTP POST")
+            headers = (*headers, (b"upgrade", b"HTTP/1.1"))
         else:
             message = f"{scope['method']} is not allowed here; use POST"
             error = ApiError(status=405, code="method_not_allowed", message=message)
-        await send_json(send, error.status, dialect.error(error), ((b"allow", b"POST"),))
+        await send_json(send, error.status, dialect.error(error), headers)
 
     async def _finish(self, session_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -109,17 +113,20 @@ class GatewayApp:
         else:
             await send_json(send, 200, msgspec.json.encode(answer))
 
-    async def _refuse(self, status: int, code: str, message: str, send: Send) -> None:
-        body = self._fallback.error(ApiError(status=status, code=code, message=message))
+    async def _refuse(self, status: int, code: str, message: str, send: Send, resource: str = "") -> None:
+        """An error in the form of the protocol that the resource's first part belongs to."""
+        dialect = self._dialects.get(resource.partition("/")[0], self._fallback)
+        body = dialect.error(ApiError(status=status, code=code, message=message))
         await send_json(send, status, body, ((b"x-should-retry", b"false"),))
 
 
 def _resource(path: str) -> str:
-    resource = path.strip("/")
-    for version in _VERSIONS:
-        if resource.startswith(version):
-            return resource.removeprefix(version)
-    return "" if resource in ("v1", "v1/v1") else resource
+    """The path without version prefixes and empty parts, which joined base URLs bring along."""
+    parts = [part for part in path.split("/") if part]
+    for _ in range(_MAX_VERSIONS):
+        if parts[:1] == [_VERSION]:
+            del parts[0]
+    return "/".join(parts)
 
 
 def _models(resource: str) -> bytes:

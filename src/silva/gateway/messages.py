@@ -211,4 +211,4 @@ def _error(error: ApiError) -> JsonObject:
         message = f"{error.field}: {message}"
     if error.code == "context_length_exceeded":
         message = f"prompt is too long: {message}"
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": error.request_id or None}

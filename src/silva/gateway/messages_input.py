@@ -163,7 +163,9 @@ def _call(block: RawObject, at: str) -> ToolCall:
     raw = block.get("input")
     arguments = "{}"
     if raw is not None and not is_absent(raw):
-        read_object(raw, f"{at}.input")
+        value = read_value(raw, f"{at}.input")
+        if not isinstance(value, dict):
+            raise RequestError(f"{at}.input is {shown(value)}; it must be an object", field=f"{at}.input")
         arguments = msgspec.json.format(bytes(raw), indent=0).decode()
     return ToolCall(
         id=read_name(block.get("id"), f"{at}.id"), name=read_name(block.get("name"), f"{at}.name"), arguments=arguments

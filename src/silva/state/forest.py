@@ -28,7 +28,8 @@ class Node:
     """One committed state.
 
     `lead` counts the ids at the front of `ids` that were not sampled (all of an observation's). `before` is, for a
-    response, the key of the state that its assistant message answers.
+    response, the key of the state that its assistant message answers, and `told` what the client got of it: its own
+    part of a turn, where a protocol cannot carry a call as text.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class Node:
         "parent",
         "request_id",
         "spans",
+        "told",
     )
 
     def __init__(
@@ -83,6 +85,7 @@ class Node:
         self.num_aborts = 0
         self.children: list[Node] = []
         self.before = b""
+        self.told: Message | None = None
 
     @property
     def sampled(self) -> array[int]:
@@ -98,6 +101,16 @@ class Node:
     def cut(self) -> bool:
         """A response that ended by length: its turn is still open."""
         return self.kind == "response" and self.finish == "length"
+
+    def run(self) -> list[Node]:
+        """The responses without an observation between them that this one ends."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.kind == "response":
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
 
     def path(self) -> list[Node]:
         """Nodes from the technical root to this one."""
@@ -400,8 +413,25 @@ class SessionForest:
             self._alias(chain_key(match.request_key, response.told_digest), node)
         if response.told is not None:
             self._echoes.add(match.request_key, response.told, node)
+        node.told = response.told or response.message
+        if above.kind == "response":
+            self._join_told(node)
         self._num_responses[match.request_key] = self._num_responses.get(match.request_key, 0) + 1
         return node
+
+    def _join_told(self, node: Node) -> None:
+        """Let answers that came one after the other be echoed as one message, as clients and protocols merge them."""
+        run = node.run()
+        told = [part.told for part in run if part.told is not None]
+        joined = Message(
+            role="assistant",
+            content="".join(part.content for part in told),
+            reasoning="".join(part.reasoning for part in told),
+            tool_calls=tuple(call for part in told for call in part.tool_calls),
+        )
+        if joined != node.messages[0]:
+            self._alias(chain_key(run[0].before, message_digest(joined)), node)
+            self._echoes.add(run[0].before, joined, node)
 
     def _alias(self, key: bytes, node: Node) -> None:
         """Let a second spelling of a history lead to a state. A state that owns this key keeps it, with all below."""

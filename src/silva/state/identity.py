@@ -86,13 +86,15 @@ def canonical_tool(tool: JsonObject) -> JsonObject:
 def canonical_arguments(raw: str) -> str:
     """One text for all spellings of the same JSON arguments.
 
-    Text that is no JSON, holds a key twice, nests deeper than MAX_FOLDED_DEPTH, or holds a number that no client can
-    carry stands for itself, marked so that it never equals a JSON text.
+    Text that is no JSON, holds a key twice, nests deeper than MAX_FOLDED_DEPTH, or holds a number or half a surrogate
+    pair that no client can carry stands for itself, marked so that it never equals a JSON text.
     """
     try:
         value = json.loads(
             raw, parse_float=_fold_number, parse_int=int, parse_constant=_refuse, object_pairs_hook=_unique
         )
+        if "\\ud" in raw or "\\uD" in raw:
+            json.dumps(value, ensure_ascii=False).encode()
         return _canonical_json(value)
     except (ValueError, RecursionError):
         return "raw:" + raw

@@ -106,7 +106,7 @@ def _encode(
         )
         return codec.encode_delta(tail, messages, match.conversation)
     except TransitionRefused as refused:
-        raise TransitionRefused(str(refused), field=_shifted(refused.field, match.num_matched)) from refused
+        raise refused.at(_shifted(refused.field, match.num_matched)) from refused
 
 
 def past_of(response: Node) -> Past:

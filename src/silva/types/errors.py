@@ -32,10 +32,18 @@ class RequestError(SilvaError):
 
 
 class TransitionRefused(RequestError):
-    """The chat template refuses, or renders impurely, the step from a known state to the new messages."""
+    """The chat template refuses, or renders impurely, the step from a known state to the new messages.
 
-    def __init__(self, message: str, *, field: str | None = None):
+    `raised`: the template itself raised an error.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, raised: bool = False):
         super().__init__(message, field=field, code="template_refused")
+        self.raised = raised
+
+    def at(self, field: str | None) -> TransitionRefused:
+        """The same refusal at another place."""
+        return TransitionRefused(str(self), field=field, raised=self.raised)
 
 
 class EngineFault(SilvaError):

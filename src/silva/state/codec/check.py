@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from silva.state.codec.delta import Context, ImpureTransition, Learner, small_beginnings
 from silva.state.codec.encoder import ControlToken, TokenText
 from silva.state.codec.ends import TurnEnds
 from silva.state.codec.frame import CONTEXT, NEW, Frame
+from silva.state.codec.late_system import as_user_turns
 from silva.state.codec.slots import Slots
 from silva.state.codec.whole import history_of, learn_whole
 from silva.types.errors import TransitionRefused
@@ -194,6 +195,24 @@ def _tails() -> dict[str, tuple[Message, ...]]:
 
 def _cell(plain: Frame, called: Frame, ends: TurnEnds, kind: str, tail: str) -> StepCell:
     message, messages = _assistants(called)[kind], _tails()[tail]
+    cell = _learn_cell(plain, called, ends, (kind, tail), message, messages)
+    marked = as_user_turns(messages, 0)
+    if cell.status == "refused" and marked != messages:
+        instead = _learn_cell(plain, called, ends, (kind, tail), message, marked)
+        if instead.status in ("pure", "rewritten"):
+            return replace(cell, reason=f"{cell.reason} Where it raises, a user turn with a mark is written instead.")
+    return cell
+
+
+def _learn_cell(
+    plain: Frame,
+    called: Frame,
+    ends: TurnEnds,
+    names: tuple[str, str],
+    message: Message,
+    messages: tuple[Message, ...],
+) -> StepCell:
+    kind, tail = names
     frame = called if message.tool_calls or any(m.role == "tool" for m in messages) else plain
     context = Context(frame, message)
     build = frame.builder(NEW)

@@ -16,6 +16,7 @@ from silva.state.codec.deltas import SampledTail, TurnDelta
 from silva.state.codec.encoder import TokenText
 from silva.state.codec.ends import TurnEnds, find_ends
 from silva.state.codec.frame import Frame
+from silva.state.codec.late_system import encode_late_system
 from silva.state.codec.lru import Lru
 from silva.state.codec.root import encode_root
 from silva.state.codec.slots import Words
@@ -134,8 +135,13 @@ class TurnCodec:
         """
         if not messages:
             raise TransitionRefused("a conversation needs at least one message", field="messages")
-        observation, opening = encode_root(self._frame(conversation), messages)
-        return TurnDelta(observation_ids=observation, opening_ids=opening)
+        frame = self._frame(conversation)
+
+        def encode(messages: Sequence[Message]) -> TurnDelta:
+            observation, opening = encode_root(frame, messages)
+            return TurnDelta(observation_ids=observation, opening_ids=opening)
+
+        return encode_late_system(messages, 1, encode)
 
     def encode_delta(self, tail: SampledTail, messages: Sequence[Message], conversation: Conversation) -> TurnDelta:
         """The ids between a sampled turn and the next one.
@@ -146,12 +152,16 @@ class TurnCodec:
         or the history does not stay as it is; `field` is relative to `messages`.
         """
         frame = self._frame(conversation)
-        try:
-            return deltas.encode_delta(frame, self.ends, tail, messages)
-        except TransitionRefused as refused:
-            if tail.past is None:
-                raise
-            return encode_whole(frame, self.ends, tail, tail.past(), messages, refused)
+
+        def encode(given: Sequence[Message]) -> TurnDelta:
+            try:
+                return deltas.encode_delta(frame, self.ends, tail, given)
+            except TransitionRefused as refused:
+                if tail.past is None:
+                    raise
+                return encode_whole(frame, self.ends, tail, tail.past(), given, refused)
+
+        return encode_late_system(messages, 0, encode)
 
     def shows_images(self, role: Role, conversation: Conversation) -> bool:
         """Whether the template has a place for images in messages of this role.

@@ -251,8 +251,8 @@ class Learner:
                 (form, [*prefix, self._context.turn(form)]) for form in forms for prefix in self._prefixes.values()
             ]
             if all(shorter._tail(beginning, form) is None for form, beginning in begins):
-                return TransitionRefused(str(error), field=f"messages[{n - 1}]")
-        return TransitionRefused(str(error), field=f"messages[{len(self._tree) - 1}]")
+                return error.at(f"messages[{n - 1}]")
+        return error.at(f"messages[{len(self._tree) - 1}]")
 
     def _cut(self, text: str, form: Form, beginning: Tree) -> str:
         context = self._context

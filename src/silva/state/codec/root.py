@@ -45,7 +45,7 @@ def learn_root(frame: Frame, tree: Sequence[JsonObject], slots: Slots, inert: Te
     try:
         whole = parse(frame.render(tree, gen=True))
     except TransitionRefused as error:
-        raise TransitionRefused(str(error), field=error.field or _first_refused(frame, tree, str(error))) from error
+        raise error.at(error.field or _first_refused(frame, tree, str(error))) from error
     check_shown(whole, tree, late_from=1)
     frame.check_images(whole, tree)
     kinds = Texts(frame.slots.kinds, (), slots.kinds)

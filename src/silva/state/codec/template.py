@@ -92,4 +92,4 @@ class ChatTemplate:
             raise TransitionRefused("the chat template cannot render this: the data is nested too deeply") from error
         except TEMPLATE_ERRORS as error:
             words = str(error) or type(error).__name__
-            raise TransitionRefused(f"the chat template refuses this conversation: {words}") from error
+            raise TransitionRefused(f"the chat template refuses this conversation: {words}", raised=True) from error

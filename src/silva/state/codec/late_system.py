@@ -1,0 +1,51 @@
+"""System messages where a chat template forbids them: a user turn with a mark, so that no text is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from silva.types.errors import TransitionRefused
+from silva.types.messages import Message, join_texts
+
+LATE_SYSTEM_MARK = "[system message]\n"
+"""Stands before the text of a system message that is given as a user turn."""
+
+T = TypeVar("T")
+
+
+def encode_late_system(messages: Sequence[Message], first: int, encode: Callable[[Sequence[Message]], T]) -> T:
+    """`encode` these messages; where the template raises at a system message from `first` on, with all such messages
+    as user turns.
+
+    Only what a template forbids is written otherwise: where it drops or moves such a message the step stays refused.
+    TransitionRefused, as it came first, where the template does not take the user turns either.
+    """
+    try:
+        return encode(messages)
+    except TransitionRefused as refused:
+        at = _index(refused.field)
+        if not refused.raised or at is None or at < first or at >= len(messages) or messages[at].role != "system":
+            raise
+        try:
+            return encode(as_user_turns(messages, first))
+        except TransitionRefused:
+            raise refused from None
+
+
+def as_user_turns(messages: Sequence[Message], first: int) -> tuple[Message, ...]:
+    """The messages with each system message from `first` on as a marked user turn."""
+    return (*messages[:first], *map(_as_user, messages[first:]))
+
+
+def _as_user(message: Message) -> Message:
+    if message.role != "system":
+        return message
+    parts = join_texts((LATE_SYSTEM_MARK, *message.parts)) if message.parts else ()
+    return replace(message, role="user", content=LATE_SYSTEM_MARK + message.content, parts=parts)
+
+
+def _index(field: str | None) -> int | None:
+    digits = (field or "").removeprefix("messages[").partition("]")[0]
+    return int(digits) if digits.isdigit() else None
