@@ -65,7 +65,7 @@ def test_resolved_options_survive_their_own_file(tmp_path: Path) -> None:
         (["--rollout-batch-size", "2.5"], "whole number"),
         (["--rollout-top-p", "0"], "above 0"),
         (["--rollout-top-p", "1.5"], "at most 1"),
-        (["--engine", "sglang"], "not built"),
+        (["--engine", "vllm"], "not built"),
         (["--engine", "magic"], "one of torch, scripted"),
         (["--agentic-echo-match", "loose"], "one of lenient, exact"),
         (["--advantage-estimator", "rloo"], "not built"),

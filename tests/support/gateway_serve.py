@@ -36,10 +36,10 @@ ECHO_MATCH = os.environ.get("SILVA_TEST_ECHO_MATCH", "lenient")
 class Serve:
     """Handle of a running gateway. Sessions open by their bearer key unless they were opened by hand."""
 
-    def __init__(self, codec: TurnCodec, engine: ScriptedEngine, log: Path):
+    def __init__(self, codec: TurnCodec, engine: Any, recorded: Callable[[], list[Json]]):
         self.codec = codec
         self.engine = engine
-        self.log = log
+        self.recorded = recorded
         self.finished: dict[str, bytes] = {}
         self.opened: dict[str, Session] = {}
         self.registry: SessionRegistry
@@ -53,8 +53,7 @@ class Serve:
 
     def calls(self, session_id: str | None = None) -> list[Json]:
         """Engine calls as the engine saw them."""
-        calls = [json.loads(line) for line in self.log.read_text().splitlines()]
-        return [call for call in calls if session_id in (None, call["session_id"])]
+        return [call for call in self.recorded() if session_id in (None, call["session_id"])]
 
     def session(self, session_id: str) -> Session:
         return self.opened[session_id]
@@ -127,19 +126,21 @@ async def serving(
     clock: Clock | None = None,
     open_sessions: bool = True,
     engine_context_len: int = 32768,
+    engine: Any = None,
+    recorded: Callable[[], list[Json]] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Serve]:
-    """Run a gateway on these script lines until the block ends."""
+    """Run a gateway on these script lines until the block ends, or on an `engine` whose calls `recorded` tells."""
     clock = clock or SystemClock()
     settings = {"retry_delays_s": (0.001, 0.001, 0.001), "echo_match": ECHO_MATCH, **settings}
     with tempfile.TemporaryDirectory(prefix="silva-serve-") as folder:
         path, log = Path(folder) / "script.jsonl", Path(folder) / "engine.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in script))
-        engine = ScriptedEngine(
+        engine = engine or ScriptedEngine(
             read_script(path), codec=codec, clock=clock, log_path=log, max_context_len=engine_context_len
         )
         await engine.start()
-        serve = Serve(codec, engine, log)
+        serve = Serve(codec, engine, recorded or (lambda: [json.loads(line) for line in log.read_text().splitlines()]))
 
         async def finish(session: Session, body: bytes) -> Json:
             serve.finished[session.session_id] = body

@@ -10,7 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from silva.agent.environment import withheld_names
-from silva.cli.build import check_model, group_settings, load_codec, load_prompts, open_groups, open_runtime
+from silva.cli.build import (
+    build_engine,
+    check_model,
+    group_settings,
+    load_codec,
+    load_prompts,
+    open_groups,
+    open_runtime,
+)
 from silva.cli.loop import run_async
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
@@ -19,6 +27,7 @@ from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
 from silva.rollout.groups import GroupResult
+from silva.types.clock import SystemClock
 from silva.types.errors import SilvaError
 from silva.view.console import RunView
 
@@ -57,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
         checks.run("chat template", lambda: _check_template(config))
         if config.engine == "torch":
             checks.run("model", lambda: _check_model(config))
+        if config.engine == "sglang" and options_fit:
+            checks.run("engine", lambda: _check_servers(config))
     if options_fit and datasets and not checks.failed and not args.no_agent_run:
         checks.run("agent command", lambda: _check_agent(config, datasets[0]))
     elif not args.no_agent_run:
@@ -65,11 +76,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_options(config: RunConfig) -> str:
-    command = "rollout" if config.n_samples_per_prompt == 1 else "train"
+    command = "rollout" if config.n_samples_per_prompt == 1 or config.engine == "sglang" else "train"
     validate(config, command)
     withheld = withheld_names()
     shown = f"; not given to agents: {', '.join(withheld)}" if withheld and not config.agent_env_clear else ""
-    only = " (silva train needs at least 2 samples a prompt)" if command == "rollout" else ""
+    why = "another --engine" if config.engine == "sglang" else "at least 2 samples a prompt"
+    only = f" (silva train needs {why})" if command == "rollout" else ""
     return f"fit for silva {command}{only}{shown}"
 
 
@@ -99,6 +111,18 @@ def _check_model(config: RunConfig) -> str:
     where = Path(str(config.hf_checkpoint))
     model = check_model(config, where, vocab_size=load_codec(config).vocab_size)
     return f"{where}: the torch engine can run it, context {model.max_positions} tokens"
+
+
+def _check_servers(config: RunConfig) -> str:
+    engine = build_engine(config, load_codec(config), SystemClock(), hf_dir=Path(str(config.hf_checkpoint)))
+
+    async def look() -> int:
+        await engine.start()
+        await engine.close()
+        return 0
+
+    run_async(look)
+    return f"{', '.join(config.engine_url)}: weight version {engine.version}, context {engine.max_context_len} tokens"
 
 
 def _check_agent(config: RunConfig, dataset: Dataset) -> str:
