@@ -325,6 +325,9 @@ async def test_servers_that_cannot_be_used_are_named_at_start():
     assert "no SGLang server" in await refused(stub(None))
     assert "status 401" in await refused(stub({}, status=401))
     assert "within 0.2 s" in await refused(stub({}, status=503))
+    engine = SglangEngine(["http://127.0.0.1:9"], clock=SystemClock(), timeout_s=0.1, fallback_context_len=99)
+    with pytest.raises(ConfigError, match=r"http://127.0.0.1:9: no server answered within 0.1 s .*Is it running"):
+        await engine.start()
     assert "generates no text" in await refused(stub({"is_generation": False}))
     assert "min_p" in await refused(stub({"preferred_sampling_params": {"min_p": 0.1, "top_p": 0.9}}))
     assert "'best'" in await refused(stub({"weight_version": "best"}))
