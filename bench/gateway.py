@@ -241,18 +241,23 @@ async def compare(folder: Path, size: str, args: argparse.Namespace) -> None:
             for gateway in gateways:
                 await gateway.prepare_large()
         for num_clients in args.clients:
-            blocks: dict[str, list[float]] = {gateway.name: [] for gateway in gateways}
-            for block in range(args.blocks + 1):
-                for gateway in gateways:
-                    value = await gateway.run(
-                        max(48, num_clients), num_clients, gateway.small if size == "small" else gateway.large
-                    )
-                    if block:
-                        blocks[gateway.name].append(value)
-            told = " | ".join(f"{statistics.median(values):.2f} (min {min(values):.2f})" for values in blocks.values())
+            blocks = await alternate(gateways, size, num_clients, args.blocks)
+            told = " | ".join(f"{statistics.median(values):.2f} (min {min(values):.2f})" for values in blocks)
             print(f"| {size} | {num_clients} | {told} | {load()} |", flush=True)
         usage = ours.usage
         print(f"{size}: {usage['prompt_tokens']} prompt tokens held, {usage['completion_tokens']} sampled", flush=True)
+
+
+async def alternate(gateways: list[Gateway], size: str, num_clients: int, num_blocks: int) -> list[list[float]]:
+    """CPU milliseconds a turn in each block of each gateway; the first block is for warming up."""
+    blocks: list[list[float]] = [[] for _ in gateways]
+    for block in range(num_blocks + 1):
+        for gateway, values in zip(gateways, blocks, strict=True):
+            one = gateway.small if size == "small" else gateway.large
+            value = await gateway.run(max(48, num_clients) if block else 192, num_clients, one)
+            if block:
+                values.append(value)
+    return blocks
 
 
 async def long_session(folder: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 from silva.inference.sglang_wire import SENT_PARAMS, attempt_rid, encode_request, read_answer, version_number
 from silva.types.clock import Clock
@@ -29,6 +30,7 @@ SIDE_CALL_S = 5.0
 KEEP_ALIVE_S = 3.0
 """Servers close an idle connection after 5 s; one that is let go before cannot be lost under a request."""
 MAX_ANSWER_BYTES = 1 << 28
+JSON_TYPE = {"content-type": "application/json"}
 KEPT_BACK = 7
 """Positions of the context that a server keeps for itself (seen: 2, and 5 more for the prompt)."""
 
@@ -78,6 +80,7 @@ class SglangEngine:
         self._http: aiohttp.ClientSession | None = None
         self._running: dict[str, _Running] = {}
         self._num_moves: Counter[str] = Counter()
+        self._addresses: dict[tuple[str, str], URL] = {}
         self._side_calls: set[asyncio.Task[None]] = set()
         self._counters: Counter[str] = Counter()
 
@@ -203,11 +206,12 @@ class SglangEngine:
     async def _call(self, method: str, url: str, path: str, body: bytes | None = None) -> bytes:
         """The body of an answer with status 200. Raises EngineFault for every other end, `_Refused` for a status."""
         assert self._http is not None, "the engine was not started"
-        headers = {} if body is None else {"content-type": "application/json"}
+        address = self._addresses.get((url, path))
+        if address is None:
+            address = self._addresses[url, path] = URL(url + path)
+        headers = None if body is None else JSON_TYPE
         try:
-            async with self._http.request(
-                method, url + path, data=body, headers=headers, allow_redirects=False
-            ) as answer:
+            async with self._http.request(method, address, data=body, headers=headers, allow_redirects=False) as answer:
                 data = await _read_body(answer)
         except TimeoutError as error:
             raise EngineFault(f"{url}{path}: no connection in time") from error
