@@ -341,7 +341,7 @@ async def test_a_server_that_is_still_loading_is_waited_for():
     stub = SglangStub(Answer(ids=[5]))
     async with stub:
         stub.status = 503
-        engine = engine_for(stub, clock=clock, ready_wait_s=60.0)
+        engine = engine_for(stub, clock=clock, timeout_s=1e6, ready_wait_s=1e6)
         starting = asyncio.create_task(engine.start())
         await clock.advance(30)
         assert not starting.done()
