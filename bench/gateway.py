@@ -1,36 +1,45 @@
-"""CPU milliseconds of the gateway per turn, from its own process's accounting.
+"""CPU milliseconds of the gateway a turn, from the kernel's account of its process.
 
-    PYTHONPATH=src python bench/gateway.py [--turns 300] [--peer PYTHON]
+    PYTHONPATH=src python bench/gateway.py [--peer PYTHON] [--blocks 9] [--sizes small large] [--clients 1 16 64]
 
-Gateway, stub engine and client are three processes; all talk HTTP over loopback. Two shapes of turn:
+`silva serve --engine sglang`, a stub server of SGLang's shape and the clients are three processes; all talk HTTP over
+loopback. Two shapes of turn:
 
 small   a new session each turn: one 2 KB user message, 264 sampled tokens back
-large   a long conversation: about 46 KB of history, one message of it new, 16.5 k to 20 k tokens held, 16 tokens back
+large   64 long conversations in turn: about 46 KB of history, one message of it new, 16.5 k tokens held, 16 tokens back
 
-What is new is tokenised in both. With `--peer`, the path of a Python that has `rllm-model-gateway` 0.1.0 (which does
-not tokenise), that gateway runs in memory mode beside ours, turn blocks alternating, on the same client and stub. The
-figures are medians over the blocks; compare them with each other, not with those of another machine.
+each with 1, 16 and 64 requests in flight. What is new is tokenised. With `--peer`, the path of a Python that has
+`rllm-model-gateway` 0.1.0 (which does not tokenise), that gateway runs in memory mode beside ours, blocks of turns
+alternating, on the same clients and the same stub. Figures are medians over the blocks; compare them with each other,
+not with those of another machine. At the end one session of 200 turns is timed as a whole.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import http.client
 import json
 import os
-import resource
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
+STUB = Path(__file__).parents[1] / "tests" / "support" / "sglang_stub.py"
 SMALL_TOKENS = 264
 LARGE_TOKENS = 16
-LARGE_BYTES = 46_000
+LARGE_BYTES = 45_000
+NUM_LARGE = 64
 END_ID = 302
+Json = dict[str, Any]
 
 TEMPLATE = (
     "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' + (m.content or '') + '<|im_end|>\n' -}}{%- endfor -%}"
@@ -73,255 +82,215 @@ def build_tokenizer(folder: Path) -> None:
 
 
 PEER = """
-import sys, threading, resource, uvicorn
+import sys, threading, uvicorn
 from rllm_model_gateway.models import GatewayConfig
 from rllm_model_gateway.server import create_app
-worker = {"url": "http://127.0.0.1:" + sys.argv[1] + "/v1"}
+worker = {"url": sys.argv[1] + "/v1"}
 app = create_app(GatewayConfig(workers=[worker], store_worker="memory", health_check_interval=3600))
 class Server(uvicorn.Server):
     async def startup(self, sockets=None):
         await super().startup(sockets)
-        print(self.servers[0].sockets[0].getsockname()[1], flush=True)
-        threading.Thread(target=tell, daemon=True).start()
-def tell():
-    while sys.stdin.readline():
-        use = resource.getrusage(resource.RUSAGE_SELF)
-        print(use.ru_utime + use.ru_stime, flush=True)
-    server.should_exit = True
-server = Server(uvicorn.Config(app, port=0, log_level="error", access_log=False))
-server.run()
+        print("port", self.servers[0].sockets[0].getsockname()[1], flush=True)
+Server(uvicorn.Config(app, port=0, log_level="error", access_log=False)).run()
 """
-
-
-async def stub_engine(num_prompt: int, num_tokens: int) -> None:
-    """The engine's process: the same answer to every call, in our form and in that of an OpenAI-shaped server."""
-    ids = [*(40 + n % 200 for n in range(num_tokens - 1)), END_ID]
-    logprobs = [-0.25] * num_tokens
-    ours = json.dumps({"ids": ids, "logprobs": logprobs}).encode()
-    content = text(num_tokens * 3, 5)
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": content},
-        "finish_reason": "stop",
-        "token_ids": ids,
-        "logprobs": {"content": [{"token": "a", "logprob": x, "bytes": None, "top_logprobs": []} for x in logprobs]},
-    }
-    usage = {"prompt_tokens": num_prompt, "completion_tokens": num_tokens, "total_tokens": num_prompt + num_tokens}
-    peers = json.dumps(
-        {
-            "id": "x",
-            "object": "chat.completion",
-            "created": 1,
-            "model": "m",
-            "choices": [choice],
-            "usage": usage,
-            "prompt_token_ids": [200 + n % 60 for n in range(num_prompt)],
-        }
-    ).encode()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                size = next((int(h[15:]) for h in head.lower().split(b"\r\n") if h.startswith(b"content-length:")), 0)
-                await reader.readexactly(size)
-                body = ours if head.startswith(b"POST /generate") else peers
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
-                writer.write(b"content-length: %d\r\n\r\n" % len(body) + body)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0, limit=1 << 22)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-
-
-def http_engine(port: int) -> Any:
-    """An engine behind HTTP: ids out as JSON, ids and log-probs back, over one kept connection."""
-    import msgspec
-
-    from silva.types.generation import EngineUsage, GenerateRequest, GenerateResult, VersionSpan
-
-    class HttpEngine:
-        version = 0
-        max_context_len = 1 << 20
-        image_support = "none"
-        streams: Any = None
-
-        async def generate(self, request: GenerateRequest) -> GenerateResult:
-            if self.streams is None:
-                self.streams = await asyncio.open_connection("127.0.0.1", port)
-            reader, writer = self.streams
-            params = {"max_new_tokens": request.sampling.max_new_tokens, "seed": request.sampling.seed}
-            body = msgspec.json.encode({"rid": request.request_id, "input_ids": request.input_ids, "params": params})
-            writer.write(b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-            head = await reader.readuntil(b"\r\n\r\n")
-            answer = msgspec.json.decode(await reader.readexactly(int(head.rpartition(b":")[2])))
-            num = len(answer["ids"])
-            return GenerateResult(
-                ids=answer["ids"],
-                logprobs=answer["logprobs"],
-                kept_mass=[1.0] * num,
-                finish_reason="stop",
-                version_spans=(VersionSpan(start=0, length=num, version=0),),
-                matched_stop=answer["ids"][-1],
-            )
-
-        async def abort(self, request_id: str) -> None: ...
-
-        async def close_session(self, session_id: str) -> None: ...
-
-        def usage(self) -> EngineUsage:
-            return EngineUsage()
-
-    return HttpEngine()
-
-
-async def serve(folder: Path, engine_port: int) -> None:
-    """The gateway's process: it says its port, then its CPU seconds at each line on stdin."""
-    from silva.gateway.app import GatewayApp
-    from silva.gateway.server import GatewayServer, ServerSettings
-    from silva.gateway.sessions import SessionRegistry
-    from silva.gateway.turns import TurnService, TurnSettings
-    from silva.state.codec import TurnCodec
-    from silva.state.parsers import TurnParser
-    from silva.types.clock import SystemClock
-
-    clock, codec, engine = SystemClock(), TurnCodec.load(folder), http_engine(engine_port)
-    assert codec.end_of_turn_id() == END_ID
-    registry = SessionRegistry(engine, clock, open_sessions=True)
-    parser = TurnParser.from_names(reasoning="generic", tool_call="generic")
-    turns = TurnService(engine=engine, codec=codec, parser=parser, clock=clock, settings=TurnSettings())
-    server = GatewayServer(GatewayApp(registry, turns, clock), ServerSettings())
-    await server.start()
-    print(server.port, flush=True)
-    loop = asyncio.get_running_loop()
-    while await loop.run_in_executor(None, sys.stdin.readline):
-        use = resource.getrusage(resource.RUSAGE_SELF)
-        print(use.ru_utime + use.ru_stime, flush=True)
-    await registry.close()
-    await server.close()
+SILVA = "import sys; from silva.cli import main; sys.exit(main())"
 
 
 class Child:
-    """A process that prints its port, and one keep-alive connection to it."""
+    """A process that prints its port in its first line of this form; killed at the end."""
 
-    def __init__(self, command: list[str], prefix: str = "/agentic_api/v1"):
+    def __init__(self, command: list[str], port: str):
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.port = int(self._read())
-        self._prefix = prefix
-        self._http = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-
-    def _read(self) -> str:
         assert self._process.stdout is not None
-        return self._process.stdout.readline()
+        for line in self._process.stdout:
+            found = re.search(port, line)
+            if found:
+                self.port = int(found[1])
+                return
+        raise SystemExit(f"{command[0]} ended without telling its port")
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def cpu_s(self) -> float:
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return float(self._read())
+        """User and system time of the whole process, ended threads too: its CPU clock, to the nanosecond."""
+        return time.clock_gettime((~self._process.pid) << 3 | 2)
 
-    def turn(self, session: str, messages: list[Any]) -> dict[str, Any]:
-        body = json.dumps({"model": "m", "messages": messages}, separators=(",", ":"))
-        headers = {"authorization": f"Bearer {session}", "content-type": "application/json", "x-session-id": session}
+
+def start_stub(num_prompt: int, num_tokens: int, delay_s: float = 0.0) -> Child:
+    command = [sys.executable, str(STUB), "--tokens", str(num_tokens), "--prompt-tokens", str(num_prompt)]
+    return Child([*command, "--end-id", str(END_ID), "--delay-s", str(delay_s)], r"^(\d+)$")
+
+
+def start_silva(folder: Path, stub: Child) -> Child:
+    options = ["--open-sessions", "--hf-checkpoint", str(folder), "--run-dir", tempfile.mkdtemp(dir=folder) + "/run"]
+    engine = ["--engine", "sglang", "--engine-url", f"http://127.0.0.1:{stub.port}"]
+    return Child([sys.executable, "-c", SILVA, "serve", *options, *engine], r"ready base_url=\S+:(\d+)/")
+
+
+def start_peer(python: str, stub: Child) -> Child:
+    return Child([python, "-c", PEER, f"http://127.0.0.1:{stub.port}"], r"^port (\d+)$")
+
+
+class Connection:
+    """One keep-alive connection to a gateway."""
+
+    def __init__(self, port: int, prefix: str):
+        self._port = port
+        self._prefix = prefix
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def turn(self, session: str, messages: list[Json]) -> Json:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 24)
+        reader, writer = self._streams
+        body = json.dumps({"model": "m", "messages": messages}, separators=(",", ":")).encode()
         path = self._prefix.replace("SESSION", session) + "/chat/completions"
-        self._http.request("POST", path, body=body, headers=headers)
-        answer = self._http.getresponse()
-        data = answer.read()
-        assert answer.status == 200, data
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {session}\r\nx-session-id: {session}\r\n"
+        writer.write(head.encode() + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"content-length: *(\d+)", head, re.I)
+        assert length is not None, head
+        data = await reader.readexactly(int(length[1]))
+        assert head.startswith(b"HTTP/1.1 200"), data
         return json.loads(data)
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(20)
+        if self._streams is not None:
+            self._streams[1].close()
 
 
-class Small:
-    """A new session each turn."""
+class Gateway:
+    """A gateway under load: `one` is a turn of the shape that is measured."""
 
-    def __init__(self, child: Child):
+    def __init__(self, name: str, child: Child, prefix: str):
+        self.name = name
         self.child = child
+        self.prefix = prefix
+        self.usage: Json = {}
         self._number = 0
+        self._idle: list[tuple[str, list[Json]]] = []
 
-    def turn(self) -> dict[str, Any]:
+    async def prepare_large(self) -> None:
+        """The conversations that large turns go on with."""
+        self._idle = [(f"large{n}", []) for n in range(NUM_LARGE)]
+
+        async def grow(connection: Connection) -> None:
+            session, messages = self._idle.pop(0)
+            while len(json.dumps(messages, separators=(",", ":"))) < LARGE_BYTES:
+                await self._go_on(connection, session, messages, 700)
+            self._idle.append((session, messages))
+
+        await self.run(NUM_LARGE, 16, grow)
+
+    async def small(self, connection: Connection) -> None:
         self._number += 1
         messages = [{"role": "user", "content": text(1950, self._number)}]
-        return self.child.turn(f"s{self._number}", messages)["usage"]
+        self.usage = (await connection.turn(f"s{self._number}", messages))["usage"]
 
+    async def large(self, connection: Connection) -> None:
+        session, messages = self._idle.pop(0)
+        await self._go_on(connection, session, messages, 200)
+        self._idle.append((session, messages))
 
-class Large:
-    """One conversation grown to 46 KB; then turns that each add one message to it."""
-
-    def __init__(self, child: Child):
-        self.child = child
-        self._number = 0
-        self._messages: list[dict[str, Any]] = []
-        while len(json.dumps(self._messages, separators=(",", ":"))) < LARGE_BYTES:
-            self._messages += self._take(700)
-
-    def _take(self, num_bytes: int) -> list[dict[str, Any]]:
+    async def _go_on(self, connection: Connection, session: str, messages: list[Json], num_bytes: int) -> None:
         self._number += 1
         asked = {"role": "user", "content": text(num_bytes, self._number)}
-        answer = self.child.turn("large", [*self._messages, asked])
+        answer = await connection.turn(session, [*messages, asked])
         self.usage = answer["usage"]
-        return [asked, {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}]
+        messages += [asked, {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}]
 
-    def turn(self) -> dict[str, Any]:
-        self._take(200)
-        return self.usage
+    async def run(
+        self, num_turns: int, num_clients: int, one: Callable[[Connection], Coroutine[Any, Any, None]]
+    ) -> float:
+        """CPU milliseconds of the gateway a turn, while so many requests are in flight."""
+        left = iter(range(num_turns))
+
+        async def client() -> None:
+            connection = Connection(self.child.port, self.prefix)
+            for _ in left:
+                await one(connection)
+            connection.close()
+
+        before_s = self.child.cpu_s()
+        await asyncio.gather(*(client() for _ in range(num_clients)))
+        return (self.child.cpu_s() - before_s) * 1000 / num_turns
 
 
-def block_ms(load: Small | Large, num_turns: int) -> float:
-    before_s = load.child.cpu_s()
-    for _ in range(num_turns):
-        load.turn()
-    return (load.child.cpu_s() - before_s) * 1000 / num_turns
+async def compare(folder: Path, size: str, args: argparse.Namespace) -> None:
+    num_prompt, num_tokens = (700, SMALL_TOKENS) if size == "small" else (16_500, LARGE_TOKENS)
+    with ExitStack() as stack:
+        stub = stack.enter_context(start_stub(num_prompt, num_tokens))
+        ours = Gateway("silva", stack.enter_context(start_silva(folder, stub)), "/agentic_api/v1")
+        gateways = [ours]
+        if args.peer is not None:
+            peer = stack.enter_context(start_peer(args.peer, stub))
+            gateways.append(Gateway("rllm-model-gateway", peer, "/sessions/SESSION/v1"))
+        if size == "large":
+            for gateway in gateways:
+                await gateway.prepare_large()
+        for num_clients in args.clients:
+            blocks = await alternate(gateways, size, num_clients, args.blocks)
+            told = " | ".join(f"{statistics.median(values):.2f} (min {min(values):.2f})" for values in blocks)
+            print(f"| {size} | {num_clients} | {told} | {load()} |", flush=True)
+        usage = ours.usage
+        print(f"{size}: {usage['prompt_tokens']} prompt tokens held, {usage['completion_tokens']} sampled", flush=True)
 
 
-def compare(folder: Path, label: str, make: type[Small] | type[Large], num_turns: int, peer: str | None) -> None:
-    num_prompt, num_tokens = (700, SMALL_TOKENS) if make is Small else (16_500, LARGE_TOKENS)
-    stub = Child([sys.executable, __file__, "--stub", str(num_prompt), "--tokens", str(num_tokens)])
-    command = [sys.executable, __file__, "--serve", str(folder), "--engine-port", str(stub.port)]
-    loads = {"silva": make(Child(command))}
-    if peer is not None:
-        loads["rllm-model-gateway"] = make(Child([peer, "-c", PEER, str(stub.port)], "/sessions/SESSION/v1"))
-    blocks: dict[str, list[float]] = {name: [] for name in loads}
-    for block in range(11):
-        for name, load in loads.items():
-            value = block_ms(load, max(1, num_turns // 10))
+async def alternate(gateways: list[Gateway], size: str, num_clients: int, num_blocks: int) -> list[list[float]]:
+    """CPU milliseconds a turn in each block of each gateway; the first block is for warming up."""
+    blocks: list[list[float]] = [[] for _ in gateways]
+    for block in range(num_blocks + 1):
+        for gateway, values in zip(gateways, blocks, strict=True):
+            one = gateway.small if size == "small" else gateway.large
+            value = await gateway.run(max(48, num_clients) if block else 192, num_clients, one)
             if block:
-                blocks[name].append(value)
-    usage = loads["silva"].turn()
-    for name, values in blocks.items():
-        print(f"{label} {name}: {statistics.median(values):.2f} CPU ms a turn (min {min(values):.2f})")
-    print(f"{label}: {usage['prompt_tokens']} prompt tokens held, {usage['completion_tokens']} sampled")
-    for load in loads.values():
-        load.child.close()
-    stub.close()
+                values.append(value)
+    return blocks
+
+
+async def long_session(folder: Path) -> None:
+    """All CPU of the gateway for one session of 200 turns: preparing its prompts is a part of that."""
+    with start_stub(0, 64) as stub, start_silva(folder, stub) as child:
+        gateway = Gateway("silva", child, "/agentic_api/v1")
+        gateway._idle = [("long", [])]
+        await gateway.run(1, 1, gateway.small)
+        total_ms = 200 * await gateway.run(200, 1, gateway.large)
+        held = gateway.usage["total_tokens"]
+        print(f"a session of 200 turns: {total_ms / 1000:.3f} s of CPU in all, {held} tokens held, load {load()}")
+
+
+def load() -> str:
+    return f"{os.getloadavg()[0]:.1f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=300)
     parser.add_argument("--peer", help="a Python with rllm-model-gateway installed")
-    for name, kind in (("--serve", Path), ("--engine-port", int), ("--stub", int), ("--tokens", int)):
-        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
+    parser.add_argument("--blocks", type=int, default=9)
+    parser.add_argument("--sizes", nargs="*", default=["small", "large"], choices=["small", "large"])
+    parser.add_argument("--clients", nargs="+", type=int, default=[1, 16, 64])
     args = parser.parse_args()
-    if args.stub is not None:
-        asyncio.run(stub_engine(args.stub, args.tokens))
-        return
-    if args.serve is not None:
-        import uvloop
-
-        uvloop.run(serve(args.serve, args.engine_port))
-        return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as name:
         build_tokenizer(Path(name))
-        for label, make in (("small", Small), ("large", Large)):
-            compare(Path(name), label, make, args.turns, args.peer)
+        columns = ["turn", "in flight", "silva"] + ([] if args.peer is None else ["rllm-model-gateway 0.1.0"])
+        print("CPU milliseconds a turn, median of the blocks")
+        print("| " + " | ".join([*columns, "load"]) + " |\n" + "| --- " * (len(columns) + 1) + "|", flush=True)
+        for size in args.sizes:
+            uvloop.run(compare(Path(name), size, args))
+        uvloop.run(long_session(Path(name)))
 
 
 if __name__ == "__main__":

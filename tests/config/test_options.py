@@ -65,7 +65,7 @@ def test_resolved_options_survive_their_own_file(tmp_path: Path) -> None:
         (["--rollout-batch-size", "2.5"], "whole number"),
         (["--rollout-top-p", "0"], "above 0"),
         (["--rollout-top-p", "1.5"], "at most 1"),
-        (["--engine", "sglang"], "not built"),
+        (["--engine", "vllm"], "not built"),
         (["--engine", "magic"], "one of torch, scripted"),
         (["--agentic-echo-match", "loose"], "one of lenient, exact"),
         (["--advantage-estimator", "rloo"], "not built"),
@@ -128,12 +128,47 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
         ({"rollout_max_response_len": 64, "rollout_max_context_len": 64}, "no room"),
         ({"agent_start_timeout": 10.0, "agent_timeout": 5.0}, "longer than"),
         ({"calculate_per_token_loss": True, "loss_reduction": "session_mean"}, "contradicts"),
+        ({"engine_url": ["http://a:1"]}, "goes with --engine sglang"),
+        ({"engine": "sglang", "engine_url": ["http://a:1"]}, "cannot be used by silva train yet"),
     ],
 )
 def test_impossible_combinations_are_refused(tmp_path: Path, values: dict[str, object], part: str) -> None:
     validate(trainable(tmp_path), "train")
     with pytest.raises(ConfigError, match=part):
         validate(trainable(tmp_path, **values), "train")
+
+
+@pytest.mark.parametrize(
+    ("values", "part"),
+    [
+        ({"engine_url": []}, "--engine-url, the address"),
+        ({"engine_url": ["http://a:1", "http://a:1/"]}, "twice"),
+        ({"rollout_top_p": 0.9}, "--rollout-top-p cannot be used"),
+        ({"rollout_top_k": 1}, "--rollout-top-k cannot be used"),
+        ({"eval_top_p": 0.5}, "--eval-top-p cannot be used"),
+        ({"rollout_temperature": 0.0, "eval_temperature": 1.0, "rollout_top_k": 5}, "--rollout-top-k cannot be used"),
+        *(
+            ({"engine_url": [url]}, "no address of a server")
+            for url in (
+                "localhost:30000",
+                "ftp://a",
+                "http://",
+                "http://a:0",
+                "http://a:x",
+                "http://a?b",
+                "http://u:p@a",
+            )
+        ),
+    ],
+)
+def test_servers_are_used_only_where_their_records_are_true(
+    tmp_path: Path, values: dict[str, object], part: str
+) -> None:
+    good = {"engine": "sglang", "engine_url": ["http://127.0.0.1:30000", "https://host/engine"]}
+    validate(trainable(tmp_path, **good), "rollout")
+    validate(trainable(tmp_path, **good, rollout_temperature=0.0, rollout_top_p=0.9), "serve")
+    with pytest.raises(ConfigError, match=part):
+        validate(trainable(tmp_path, **{**good, **values}), "rollout")
 
 
 def test_defaults_that_depend_on_others(tmp_path: Path) -> None:

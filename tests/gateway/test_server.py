@@ -100,7 +100,7 @@ async def test_closing_cuts_turns_of_sessions_that_nobody_ended(codec: TurnCodec
     async with serving(codec, [{"error": "hang"}]) as serve:
         client = RawClient(serve.server.port, "w")
         await client.send({"messages": HI})
-        await until(serve.log.read_text)
+        await until(serve.calls)
         await asyncio.wait_for(serve.server.close(), 30)
         assert serve.engine.usage().num_running == 0
         assert not serve.session("w").open_turns

@@ -38,11 +38,11 @@ ECHO_MATCH = os.environ.get("SILVA_TEST_ECHO_MATCH", "lenient")
 class Serve:
     """Handle of a running gateway. Sessions open by their bearer key unless they were opened by hand."""
 
-    def __init__(self, codec: TurnCodec, engine: ScriptedEngine, log: Path):
+    def __init__(self, codec: TurnCodec, engine: Any, recorded: Callable[[], list[Json]]):
         self.codec = codec
         self.engine = engine
-        self.log = log
-        self.media_dir = log.parent / MEDIA_DIR
+        self.recorded = recorded
+        self.media_dir: Path
         self.finished: dict[str, bytes] = {}
         self.opened: dict[str, Session] = {}
         self.registry: SessionRegistry
@@ -56,8 +56,7 @@ class Serve:
 
     def calls(self, session_id: str | None = None) -> list[Json]:
         """Engine calls as the engine saw them."""
-        calls = [json.loads(line) for line in self.log.read_text().splitlines()]
-        return [call for call in calls if session_id in (None, call["session_id"])]
+        return [call for call in self.recorded() if session_id in (None, call["session_id"])]
 
     def session(self, session_id: str) -> Session:
         return self.opened[session_id]
@@ -132,19 +131,22 @@ async def serving(
     open_sessions: bool = True,
     engine_context_len: int = 32768,
     answers: AnswerSettings | None = None,
+    engine: Any = None,
+    recorded: Callable[[], list[Json]] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Serve]:
-    """Run a gateway on these script lines until the block ends."""
+    """Run a gateway on these script lines until the block ends, or on an `engine` whose calls `recorded` tells."""
     clock = clock or SystemClock()
     settings = {"retry_delays_s": (0.001, 0.001, 0.001), "echo_match": ECHO_MATCH, **settings}
     with tempfile.TemporaryDirectory(prefix="silva-serve-") as folder:
         path, log = Path(folder) / "script.jsonl", Path(folder) / "engine.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in script))
-        engine = ScriptedEngine(
+        engine = engine or ScriptedEngine(
             read_script(path), codec=codec, clock=clock, log_path=log, max_context_len=engine_context_len
         )
         await engine.start()
-        serve = Serve(codec, engine, log)
+        serve = Serve(codec, engine, recorded or (lambda: [json.loads(line) for line in log.read_text().splitlines()]))
+        serve.media_dir = Path(folder) / MEDIA_DIR
 
         async def finish(session: Session, body: bytes) -> Json:
             serve.finished[session.session_id] = body
@@ -163,7 +165,7 @@ async def serving(
             parser=parser or TurnParser.from_names(reasoning="generic", tool_call="generic"),
             clock=clock,
             settings=TurnSettings(train=sampling or SamplingSettings(), **settings),
-            media=MediaStore(Path(folder) / MEDIA_DIR),
+            media=MediaStore(serve.media_dir),
         )
         app = GatewayApp(serve.registry, serve.turns, clock, answers)
         serve.server = GatewayServer(app, ServerSettings())

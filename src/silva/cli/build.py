@@ -183,7 +183,7 @@ def load_parser(config: RunConfig, codec: TurnCodec) -> TurnParser:
 
 
 def build_engine(config: RunConfig, codec: TurnCodec, clock: Clock, *, hf_dir: Path, version: int = 0) -> Engine:
-    """The engine that the options name, with the weights of `hf_dir`."""
+    """The engine that the options name, with the weights of `hf_dir` (a server has its own)."""
     if config.engine == "scripted":
         from silva.inference.scripted import ScriptedEngine, read_script
 
@@ -194,6 +194,15 @@ def build_engine(config: RunConfig, codec: TurnCodec, clock: Clock, *, hf_dir: P
             clock=clock,
             log_path=None if config.engine_log is None else Path(config.engine_log),
             max_context_len=context_limit(config, hf_dir),
+        )
+    if config.engine == "sglang":
+        from silva.inference.sglang import SglangEngine
+
+        return SglangEngine(
+            config.engine_url,
+            clock=clock,
+            timeout_s=config.engine_timeout_s,
+            fallback_context_len=context_limit(config, hf_dir),
         )
     from silva.inference.torch_engine import TorchEngine
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from silva.agent.environment import withheld_names
 from silva.cli.build import (
+    build_engine,
     check_model,
     group_settings,
     load_codec,
@@ -28,6 +29,7 @@ from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
 from silva.rollout.groups import GroupResult
+from silva.types.clock import SystemClock
 from silva.types.errors import ConfigError, SilvaError
 from silva.view.console import RunView
 
@@ -71,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
             checks.run("parsers", lambda: str(load_parser(config, load_codec(config))))
         if config.engine == "torch":
             checks.run("model", lambda: _check_model(config))
+        if config.engine == "sglang" and options_fit:
+            checks.run("engine", lambda: _check_servers(config))
     if options_fit and datasets and not checks.failed and not args.no_agent_run:
         checks.run("agent command", lambda: _check_agent(config, datasets[0]))
     elif not args.no_agent_run:
@@ -79,16 +83,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_options(config: RunConfig) -> str:
-    only_rollout = config.n_samples_per_prompt == 1 or config.agentic_export == "leaves"
-    command = "rollout" if only_rollout else "train"
+    reason = ""
+    if config.engine == "sglang":
+        reason = "silva train needs another --engine"
+    elif config.agentic_export == "leaves":
+        reason = "silva train cannot take --agentic-export leaves yet"
+    elif config.n_samples_per_prompt == 1:
+        reason = "silva train needs at least 2 samples a prompt"
+    command = "rollout" if reason else "train"
     validate(config, command)
     withheld = withheld_names()
     shown = f"; not given to agents: {', '.join(withheld)}" if withheld and not config.agent_env_clear else ""
-    only = ""
-    if config.n_samples_per_prompt == 1:
-        only = " (silva train needs at least 2 samples a prompt)"
-    elif only_rollout:
-        only = " (silva train cannot take --agentic-export leaves yet)"
+    only = f" ({reason})" if reason else ""
     return f"fit for silva {command}{only}{shown}"
 
 
@@ -118,6 +124,18 @@ def _check_model(config: RunConfig) -> str:
     where = Path(str(config.hf_checkpoint))
     model = check_model(config, where, vocab_size=load_codec(config).vocab_size)
     return f"{where}: the torch engine can run it, context {model.max_positions} tokens"
+
+
+def _check_servers(config: RunConfig) -> str:
+    engine = build_engine(config, load_codec(config), SystemClock(), hf_dir=Path(str(config.hf_checkpoint)))
+
+    async def look() -> int:
+        await engine.start()
+        await engine.close()
+        return 0
+
+    run_async(look)
+    return f"{', '.join(config.engine_url)}: weight version {engine.version}, context {engine.max_context_len} tokens"
 
 
 def _check_agent(config: RunConfig, dataset: Dataset) -> str:

@@ -338,8 +338,15 @@ class RunConfig:
         "choice",
         "torch",
         "What samples tokens.",
-        choices=("torch", "scripted"),
-        later_choices=("sglang", "vllm"),
+        choices=("torch", "scripted", "sglang"),
+        later_choices=("vllm",),
+    )
+    engine_url: list[str] = opt(
+        "engines",
+        "list",
+        [],
+        "Servers of --engine sglang; a session stays with one of them, another takes over after a fault.",
+        metavar="URL",
     )
     engine_script: str | None = opt("engines", "str", None, "JSON Lines file of answers for --engine scripted.")
     engine_log: str | None = opt("engines", "str", None, "JSON Lines file that gets each call of --engine scripted.")
@@ -424,7 +431,6 @@ LATER: Mapping[str, tuple[str, str]] = {
     "use_dynamic_batch_size": ("0", "dynamic batching"),
     "max_tokens_per_gpu": ("1", "dynamic batching"),
     "num_steps_per_rollout": ("1", "dynamic batching"),
-    "engine_url": ("+", "HTTP engines"),
     "load_debug_rollout_data": ("1", "replayed rollouts"),
     "debug_rollout_only": ("0", "replayed rollouts"),
     "debug_train_only": ("0", "replayed rollouts"),

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from silva.config.options import RunConfig
 from silva.state.profiles import parse_profiles
@@ -96,6 +97,10 @@ def _check_engine(config: RunConfig, command: Command) -> None:
             raise ConfigError(
                 f"--{name.replace('_', '-')} is set, but --engine is {config.engine}; it goes with --engine scripted"
             )
+    if config.engine == "sglang":
+        _check_sglang(config, command)
+    elif config.engine_url:
+        raise ConfigError(f"--engine-url is set, but --engine is {config.engine}; it goes with --engine sglang")
     if config.rollout_top_k == 0:
         raise ConfigError("--rollout-top-k is 0, which would keep no token; -1 switches it off")
     longest, context = config.rollout_max_response_len, config.rollout_max_context_len
@@ -103,6 +108,44 @@ def _check_engine(config: RunConfig, command: Command) -> None:
         raise ConfigError(
             f"--rollout-max-response-len {longest} leaves no room for a prompt in --rollout-max-context-len {context}"
         )
+
+
+def _check_sglang(config: RunConfig, command: Command) -> None:
+    if not config.engine_url:
+        raise ConfigError("--engine sglang needs --engine-url, the address of at least one server (http://host:port)")
+    for url in config.engine_url:
+        if not _is_base_url(url):
+            raise ConfigError(f"--engine-url {url!r} is no address of a server; it must look like http://host:port")
+    places = [url.rstrip("/") for url in config.engine_url]
+    twice = next((url for url in places if places.count(url) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"--engine-url names {twice} twice")
+    if command == "train":
+        raise ConfigError(
+            "--engine sglang cannot be used by silva train yet: loading new weights into a server is not built. silva "
+            "rollout and silva serve work with it"
+        )
+    eval_heat = config.rollout_temperature if config.eval_temperature is None else config.eval_temperature
+    for flag, filters, heat in (
+        ("--rollout-top-p", config.rollout_top_p < 1, config.rollout_temperature),
+        ("--rollout-top-k", config.rollout_top_k != -1, max(config.rollout_temperature, eval_heat)),
+        ("--eval-top-p", (config.eval_top_p or config.rollout_top_p) < 1, eval_heat),
+    ):
+        if filters and heat > 0:
+            raise ConfigError(
+                f"{flag} cannot be used with --engine sglang: no server tells which mass it kept, so that would be "
+                "recorded wrongly. Leave it out"
+            )
+
+
+def _is_base_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return False
+    bare = not (parts.query or parts.fragment or parts.username or parts.password) and text.isascii()
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and bare and " " not in text
 
 
 def _check_not_built(config: RunConfig) -> None:

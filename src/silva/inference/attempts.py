@@ -111,7 +111,7 @@ class EngineClient:
             request = GenerateRequest(
                 request_id=request_id,
                 session_id=session.session_id,
-                input_ids=prompt_ids + sampled.ids,
+                input_ids=prompt_ids + sampled.ids if sampled.ids else prompt_ids,
                 sampling=replace(sampling, max_new_tokens=sampling.max_new_tokens - len(sampled.ids)),
                 attempt=attempt,
                 num_resumed=len(sampled.ids),

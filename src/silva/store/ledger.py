@@ -9,6 +9,7 @@ import math
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -23,6 +24,8 @@ from silva.store.rows import insert_session_rows
 from silva.types.clock import Clock, SystemClock
 from silva.types.rollout import Mode, PromptState, SessionRecord
 
+_GATHER_S = 0.02
+"""Calls that come together share a transaction, and their caller is not disturbed after the first."""
 _MAX_BATCH = 256
 _OUR_MISTAKES = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)
 _FINAL_WITHOUT_REASON = ("trained", "delivered")
@@ -337,6 +340,8 @@ class RunLedger:
     def _next_batch(self) -> tuple[list[_Job], bool]:
         batch: list[_Job] = []
         job = self._queue.get()
+        if job is not None and not job.durable:
+            time.sleep(_GATHER_S)
         while job is not None:
             batch.append(job)
             if len(batch) == _MAX_BATCH:

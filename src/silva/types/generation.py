@@ -106,7 +106,7 @@ class GenerateResult:
                 f"an engine result holds {n} ids, {len(self.logprobs)} logprobs and {len(self.kept_mass)} kept masses"
             )
         check_spans(self.version_spans, n)
-        if not all(math.isfinite(x) for x in self.logprobs):
+        if not all(map(math.isfinite, self.logprobs)):
             raise ValueError("an engine result holds a log-prob that is not finite")
 
 
