@@ -27,10 +27,13 @@ stream_idle_timeout_ms = $idle_ms
 [analytics]
 enabled = false
 
+[agents]
+enabled = false
+
 [features]
 apps = false
 plugins = false
 remote_plugin = false
-multi_agent = false
+unbounded_connection_retries = false
 END
 "$HARNESS_BIN/codex" exec --skip-git-repo-check --ephemeral --color never --output-last-message "$2" - < "$1"

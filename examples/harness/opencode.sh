@@ -4,6 +4,9 @@ set -euo pipefail
 export OPENCODE_DISABLE_AUTOUPDATE=1 OPENCODE_DISABLE_MODELS_FETCH=1 OPENCODE_DISABLE_LSP_DOWNLOAD=1
 export OPENCODE_DISABLE_DEFAULT_PLUGINS=1 OPENCODE_DISABLE_SHARE=1 OPENCODE_DISABLE_CLAUDE_CODE=1
 export OPENCODE_DISABLE_AUTOCOMPACT=1 OPENCODE_DISABLE_PRUNE=1
+# opencode installs a package for plugins beside its configuration, unless it finds there that it did so before.
+mkdir -p "$XDG_CONFIG_HOME/opencode/node_modules"
+echo '{"packages": {"": {"dependencies": {"@opencode-ai/plugin": "*"}}}}' > "$XDG_CONFIG_HOME/opencode/package-lock.json"
 OPENCODE_CONFIG_CONTENT=$("$HARNESS_PYTHON" -I - <<'END'
 import json, os
 
