@@ -61,9 +61,7 @@ def run(client: OpenAI, messages: list, today: dict) -> dict:
 def main() -> None:
     task = json.loads(Path(os.environ["RELAX_INPUT_JSON"]).read_text(encoding="utf-8"))
     # A trainer may hold a request for a long time while it updates the model, hence the timeout.
-    client = OpenAI(
-        base_url=os.environ["RELAX_BASE_URL"], api_key=os.environ["RELAX_SESSION_ID"], timeout=9999, max_retries=0
-    )
+    client = OpenAI(base_url=os.environ["RELAX_BASE_URL"], api_key=os.environ["RELAX_SESSION_ID"], timeout=9999)
     output = run(client, task["messages"], task["metadata"])
     Path(os.environ["RELAX_OUTPUT_JSON"]).write_text(json.dumps(output), encoding="utf-8")
 

@@ -10,6 +10,7 @@ from gateway_serve import Json, serving, until
 from manual_clock import ManualClock
 from raw_http import RawClient
 
+from silva.gateway.answer import AnswerSettings
 from silva.gateway.turns import SamplingSettings
 from silva.state.codec import TurnCodec
 from silva.types.rollout import AttemptRecord
@@ -212,7 +213,8 @@ async def test_rerender_makes_each_turn_a_new_root(codec: TurnCodec):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("held", [False, True])
 async def test_a_lost_client_ends_its_attempt_uncommitted(codec: TurnCodec, stream: bool, held: bool):
-    async with serving(codec, [{"error": "hang"}, {"text": "ok"}], open_sessions=False) as serve:
+    answers = AnswerSettings(disconnect_grace_s=0)
+    async with serving(codec, [{"error": "hang"}, {"text": "ok"}], open_sessions=False, answers=answers) as serve:
         session = serve.registry.open("s", "g", "train")
         if not held:
             session.open_gate()

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import openai
 
+from silva.gateway.answer import AnswerSettings
 from silva.gateway.app import GatewayApp
 from silva.gateway.server import GatewayServer, ServerSettings
 from silva.gateway.sessions import SessionRegistry
@@ -68,9 +69,10 @@ class Serve:
     def sdk(self, session_id: str, **options: Any) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=self.base_url, api_key=session_id, max_retries=0, **options)
 
-    async def post(self, session_id: str, body: Any, path: str = "/v1/chat/completions") -> httpx.Response:
+    async def post(self, session_id: str, body: Any, path: str = "/v1/chat/completions", **more: str) -> httpx.Response:
+        """One request. `more` are headers, `_` for `-`."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        headers = {"authorization": f"Bearer {session_id}"}
+        headers = {"authorization": f"Bearer {session_id}", **{name.replace("_", "-"): more[name] for name in more}}
         return await self.http.post(self.base_url + path, content=content, headers=headers)
 
     async def chat(self, session_id: str, messages: list[Json], **fields: Any) -> Json:
@@ -127,6 +129,7 @@ async def serving(
     clock: Clock | None = None,
     open_sessions: bool = True,
     engine_context_len: int = 32768,
+    answers: AnswerSettings | None = None,
     **settings: Any,
 ) -> AsyncIterator[Serve]:
     """Run a gateway on these script lines until the block ends."""
@@ -159,7 +162,7 @@ async def serving(
             clock=clock,
             settings=TurnSettings(train=sampling or SamplingSettings(), **settings),
         )
-        app = GatewayApp(serve.registry, serve.turns, clock)
+        app = GatewayApp(serve.registry, serve.turns, clock, answers)
         serve.server = GatewayServer(app, ServerSettings())
         await serve.server.start()
         try:

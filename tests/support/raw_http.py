@@ -15,11 +15,13 @@ class RawClient:
         self._session_id = session_id
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def send(self, body: Any, path: str = "/v1/chat/completions") -> None:
+    async def send(self, body: Any, path: str = "/v1/chat/completions", **more: str) -> None:
+        """One request. `more` are headers, `_` for `-`."""
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 24)
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         head = f"POST /agentic_api{path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {self._session_id}\r\n"
+        head += "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in more.items())
         self._streams[1].write(head.encode() + b"content-length: %d\r\n\r\n" % len(data) + data)
 
     async def head(self) -> tuple[int, dict[str, str]]:
@@ -46,6 +48,11 @@ class RawClient:
         while chunk := await self.chunk():
             whole += chunk
         return status, whole
+
+    async def rest(self) -> bytes:
+        """What still comes until the server closes the connection."""
+        assert self._streams is not None
+        return await self._streams[0].read()
 
     def abort(self) -> None:
         """Lose the connection at once."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from silva.agent.client import AgentRunner
 from silva.agent.environment import parse_agent_env
@@ -23,7 +23,9 @@ from silva.config.parse import write_config_file
 from silva.config.validate import min_group_size
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, load_dataset
+from silva.gateway.answer import AnswerSettings
 from silva.gateway.app import GatewayApp
+from silva.gateway.responses import ResponsesEvents
 from silva.gateway.server import GatewayServer, ServerSettings
 from silva.gateway.sessions import SessionRegistry
 from silva.gateway.turns import SamplingSettings, TurnService, TurnSettings
@@ -318,7 +320,16 @@ async def open_gateway(
     settings = ServerSettings(
         host=config.gateway_host, port=config.gateway_port, advertised_url=config.gateway_advertised_url
     )
-    server = GatewayServer(GatewayApp(registry, turns, clock), settings)
+    app = GatewayApp(
+        registry,
+        turns,
+        clock,
+        AnswerSettings(
+            data_heartbeat_s=config.agentic_sse_data_heartbeat_s, disconnect_grace_s=config.agentic_disconnect_grace_s
+        ),
+        responses_events=cast("ResponsesEvents", config.agentic_responses_events),
+    )
+    server = GatewayServer(app, settings)
     await server.start()
     stack.push_async_callback(server.close)
     stack.push_async_callback(end_sessions)

@@ -140,6 +140,28 @@ class RunConfig:
         "reasoning and renamed call ids.",
         choices=("lenient", "exact"),
     )
+    agentic_disconnect_grace_s: float = opt(
+        "matching",
+        "float",
+        30.0,
+        "Seconds that a turn is kept for a repeated request after its client went away; then it ends uncommitted.",
+        low=0,
+    )
+    agentic_sse_data_heartbeat_s: float | None = opt(
+        "matching",
+        "float",
+        None,
+        "Seconds between heartbeats that count as data, for clients that heed no comments (default: off).",
+        low=0,
+        low_open=True,
+    )
+    agentic_responses_events: str = opt(
+        "matching",
+        "choice",
+        "full",
+        "Events of a Responses stream: the full sequence of each item, or only its output_item.done.",
+        choices=("full", "minimal"),
+    )
     agentic_export: str = opt(
         "matching",
         "choice",
@@ -333,9 +355,6 @@ LATER: Mapping[str, tuple[str, str]] = {
     "ref_load": ("1", "reference models"),
     "agentic_prelaunch": ("0", "prelaunch"),
     "external_slots": ("1", "the capacity check"),
-    "agentic_disconnect_grace_s": ("1", "joining of retried requests"),
-    "agentic_sse_data_heartbeat_s": ("1", "data heartbeats"),
-    "agentic_responses_events": ("1", "the Responses protocol"),
     "agentic_session_lifecycle": ("0", "KV scheduling"),
     "agentic_program_admission": ("0", "KV scheduling"),
     "agentic_admission_headroom": ("1", "KV scheduling"),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from silva.gateway.answer import AnswerSettings
 from silva.gateway.chat import ChatDialect
 from silva.gateway.dialect import ApiError, CountingDialect, Dialect
 from silva.gateway.exchange import ModelEndpoint
@@ -22,7 +23,7 @@ from silva.gateway.http import (
     send_json,
 )
 from silva.gateway.messages import MessagesDialect
-from silva.gateway.responses import ResponsesDialect
+from silva.gateway.responses import ResponsesDialect, ResponsesEvents
 from silva.gateway.sessions import SessionRegistry
 from silva.gateway.turns import TurnService
 from silva.types.clock import Clock
@@ -41,12 +42,12 @@ class GatewayApp:
         registry: SessionRegistry,
         turns: TurnService,
         clock: Clock,
-        dialects: Sequence[Dialect] | None = None,
+        settings: AnswerSettings | None = None,
+        responses_events: ResponsesEvents = "full",
     ):
-        if dialects is None:
-            dialects = (ChatDialect(), ResponsesDialect(), MessagesDialect())
+        dialects: Sequence[Dialect] = (ChatDialect(), ResponsesDialect(responses_events), MessagesDialect())
         self._registry = registry
-        self._endpoint = ModelEndpoint(registry, turns, clock)
+        self._endpoint = ModelEndpoint(registry, turns, clock, settings)
         self._dialects = {route: dialect for dialect in dialects for route in dialect.routes}
         self._counting = {
             route: dialect

@@ -72,7 +72,10 @@ class ChatDialect:
         }
         return msgspec.json.encode(_envelope("chat.completion", options, reply, choice))
 
-    def stream(self, options: TurnOptions, reply: TurnReply) -> bytes:
+    def data_heartbeat(self, options: TurnOptions, request_id: str, created_s: float, num_early: int) -> bytes:
+        return data_frame({**_opened("chat.completion.chunk", options, request_id, created_s), "choices": []})
+
+    def stream(self, options: TurnOptions, reply: TurnReply, num_early: int) -> bytes:
         choice = {
             "index": 0,
             "delta": {"role": "assistant", **_reply_message(reply, indexed=True)},
@@ -84,7 +87,7 @@ class ChatDialect:
     def error(self, error: ApiError) -> bytes:
         return msgspec.json.encode(openai_error(error))
 
-    def stream_error(self, error: ApiError) -> bytes:
+    def stream_error(self, error: ApiError, num_early: int) -> bytes:
         return data_frame(openai_error(error)) + b"data: [DONE]\n\n"
 
 
@@ -141,13 +144,14 @@ def _token(token: TokenLogprob) -> JsonObject:
     return {"token": token.text, "logprob": token.logprob, "bytes": data, "top_logprobs": []}
 
 
+def _opened(kind: str, options: TurnOptions, request_id: str, created_s: float) -> JsonObject:
+    return {"id": "chatcmpl-" + request_id, "object": kind, "created": int(created_s), "model": options.model}
+
+
 def _envelope(kind: str, options: TurnOptions, reply: TurnReply, choice: JsonObject) -> JsonObject:
     usage = reply.usage
     return {
-        "id": "chatcmpl-" + reply.request_id,
-        "object": kind,
-        "created": int(reply.created_s),
-        "model": options.model,
+        **_opened(kind, options, reply.request_id, reply.created_s),
         "choices": [choice],
         "usage": {
             "prompt_tokens": usage.prompt_tokens,

@@ -122,16 +122,20 @@ class Dialect(Protocol):
         """The JSON answer."""
         ...
 
-    def stream(self, options: TurnOptions, reply: TurnReply) -> bytes:
-        """Every event of a finished stream, the terminal one included."""
+    def data_heartbeat(self, options: TurnOptions, request_id: str, created_s: float, num_early: int) -> bytes:
+        """A frame that clients count as data, while the turn is made; `num_early` such frames came before it."""
+        ...
+
+    def stream(self, options: TurnOptions, reply: TurnReply, num_early: int) -> bytes:
+        """Every event of a finished stream behind `num_early` data heartbeats, the terminal one included."""
         ...
 
     def error(self, error: ApiError) -> bytes:
         """The JSON body of an error."""
         ...
 
-    def stream_error(self, error: ApiError) -> bytes:
-        """The frames that end a stream which failed."""
+    def stream_error(self, error: ApiError, num_early: int) -> bytes:
+        """The frames that end a stream which failed behind `num_early` data heartbeats."""
         ...
 
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
-from silva.gateway.dialect import RETRY_HEADER, ApiError, CountingDialect, Dialect, TurnReply
+from silva.gateway.answer import Answer, AnswerSettings, send_error
+from silva.gateway.dialect import ApiError, CountingDialect, Dialect, ModelRequest, TurnReply
+from silva.gateway.held import Evidence, HeldTurn, TurnHead, body_digest
 from silva.gateway.http import (
     MAX_BODY_BYTES,
     BodyTooLarge,
     ClientGone,
-    Header,
     Receive,
     Scope,
     Send,
     credential,
+    delivery_of,
     read_request_body,
-    send_body,
     send_json,
 )
 from silva.gateway.sessions import SESSION_ENDED, LiveSession, SessionRegistry
-from silva.gateway.sse import stream_turn, wait_turn
-from silva.gateway.turns import PreparedTurn, TurnService
+from silva.gateway.turns import TurnService
 from silva.types.clock import Clock
 from silva.types.errors import EngineFault, RequestError
 from silva.types.rollout import RequestRecord
@@ -47,27 +47,54 @@ _BROKEN = ApiError(status=500, code="internal_error", message="the gateway faile
 class ModelEndpoint:
     """Consumes HTTP requests of any dialect, produces exactly one answer each.
 
-    The answer is a turn, committed before its last byte, or one error. A lost client ends its turn uncommitted.
+    The answer is a turn, committed before its last byte, or one error. A request that repeats another one whose reply
+    got lost joins that turn. A turn whose clients are all gone is kept for a while, then it ends uncommitted; so it
+    does at once when its session asks something else.
     """
 
-    def __init__(self, registry: SessionRegistry, turns: TurnService, clock: Clock):
+    def __init__(
+        self, registry: SessionRegistry, turns: TurnService, clock: Clock, settings: AnswerSettings | None = None
+    ):
         self._registry = registry
         self._turns = turns
         self._clock = clock
+        self._settings = settings or AnswerSettings()
 
     async def serve(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
         live = await self._admit(dialect, scope, receive, send)
         if live is None:
             return
         record = live.begin_request(dialect.name)
-        prepared = await self._prepare(dialect, live, record, scope, receive)
-        if prepared is None:
-            return
-        if isinstance(prepared, ApiError):
-            _settle(live, record, prepared)
-            await _send_error(dialect, prepared, send)
-            return
-        await self._answer(dialect, live, record, prepared, receive, send)
+
+        async def parse(body: bytes) -> tuple[ModelRequest, bytes]:
+            request = dialect.parse(body, live.history(dialect.name))
+            record.stream = request.options.stream
+            record.ignored_fields = list(request.options.ignored_fields)
+            return request, body_digest(dialect.name, live.session.forest.root_of(request.conversation), request)
+
+        read = await self._read(f"request {record.request_id}", live, scope, receive, parse)
+        if isinstance(read, tuple):
+            options, held = read[0].options, self._join_or_begin(live, record, *read, Evidence.of(scope))
+            del read  # the body is let go with the request when its turn is placed
+            answer = Answer(
+                dialect=dialect,
+                options=options,
+                held=held,
+                request_id=record.request_id,
+                clock=self._clock,
+                settings=self._settings,
+                receive=receive,
+                send=send,
+                delivery=delivery_of(scope),
+                match=record.match,
+                outcome=partial(self._outcome, live, held, record),
+            )
+            await self._tell(live, record, answer)
+        elif read is not None:
+            _settle(live, record, read)
+            await send_error(dialect, read, send)
+        elif not live.session.ended:
+            record.error_code = "client_disconnected"
 
     async def count(self, dialect: CountingDialect, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer how many tokens a request takes. It is no turn: nothing of it enters the records."""
@@ -81,7 +108,7 @@ class ModelEndpoint:
 
         outcome = await self._read("a token count", live, scope, receive, count)
         if isinstance(outcome, ApiError):
-            await _send_error(dialect, outcome, send)
+            await send_error(dialect, outcome, send)
         elif outcome is not None:
             await send_json(send, 200, dialect.render_count(outcome))
 
@@ -92,7 +119,7 @@ class ModelEndpoint:
         if live is None:
             refused = _ENDED if token and self._registry.has_ended(token) else _UNKNOWN
             await self._drain(scope, receive)
-            await _send_error(dialect, refused, send)
+            await send_error(dialect, refused, send)
         return live
 
     async def _drain(self, scope: Scope, receive: Receive) -> None:
@@ -101,22 +128,6 @@ class ModelEndpoint:
             await read_request_body(scope, receive, limit=0)
         except (BodyTooLarge, ClientGone):
             pass
-
-    async def _prepare(
-        self, dialect: Dialect, live: LiveSession, record: RequestRecord, scope: Scope, receive: Receive
-    ) -> PreparedTurn | ApiError | None:
-        """Read, validate and place a request. None: the client is gone. The body is let go when this returns."""
-
-        async def prepare(body: bytes) -> PreparedTurn:
-            request = dialect.parse(body, live.history(dialect.name))
-            record.stream = request.options.stream
-            record.ignored_fields = list(request.options.ignored_fields)
-            return await self._turns.prepare(live, request, record)
-
-        prepared = await self._read(f"request {record.request_id}", live, scope, receive, prepare)
-        if prepared is None and not live.session.ended:
-            record.error_code = "client_disconnected"
-        return prepared
 
     async def _read(
         self, name: str, live: LiveSession, scope: Scope, receive: Receive, work: Callable[[bytes], Awaitable[T]]
@@ -132,93 +143,116 @@ class ModelEndpoint:
         except BodyTooLarge:
             return _TOO_LARGE
         except RequestError as error:
-            return ApiError(status=error.status, code=error.code, message=str(error), field=error.field)
+            return _told(error)
         except Exception:  # a broken promise of our own is told, logged and recorded like any other end of a request
             log.exception("%s failed inside the gateway", name)
             return _BROKEN
         return _ENDED if live.session.ended else result
 
-    async def _answer(
-        self,
-        dialect: Dialect,
-        live: LiveSession,
-        record: RequestRecord,
-        prepared: PreparedTurn,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        options = prepared.options
-        headers = _turn_headers(record, prepared)
-        turn = asyncio.create_task(self._run(live, record, prepared))
-        live.session.open_turns.add(turn)
-        turn.add_done_callback(live.session.open_turns.discard)
-        if options.stream:
-            finished = await stream_turn(dialect, options, turn, self._clock, receive, send, headers)
-        else:
-            finished = await wait_turn(turn, receive)
-        if not finished:
-            return
-        outcome = _outcome(turn, record)
-        if isinstance(outcome, TurnReply):
-            if options.stream:
-                await send_body(send, dialect.stream(options, outcome))
-            else:
-                await send_json(send, 200, dialect.render(options, outcome), headers)
-        elif options.stream:
-            failure = replace(
-                outcome, request_id=record.request_id, model=options.model, created_s=self._clock.wall_s()
-            )
-            await send_body(send, dialect.stream_error(failure))
-        else:
-            await _send_error(dialect, outcome, send, headers)
+    def _join_or_begin(
+        self, live: LiveSession, record: RequestRecord, request: ModelRequest, body: bytes, evidence: Evidence
+    ) -> HeldTurn:
+        """The turn that this request repeats, else a new one."""
+        held = live.held.find(body, evidence)
+        if held is not None:
+            record.match = "join"
+            self._turns.counters["match_join"] += 1
+            return held
+        self._turns.counters["repeated_without_evidence"] += live.held.knows(body)
+        for abandoned in live.held.abandoned():
+            self._turns.counters["abandoned_turn"] += 1
+            abandoned.drop()
+        held = HeldTurn(body=body, evidence=evidence, record=record, created_s=self._clock.wall_s())
+        held.begin(self._make(live, held, request))
+        live.session.open_turns.add(held.task)
+        held.task.add_done_callback(live.session.open_turns.discard)
+        live.held.add(held)
+        return held
 
-    async def _run(self, live: LiveSession, record: RequestRecord, prepared: PreparedTurn) -> TurnReply | ApiError:
-        """Make the turn and complete its record. A cancelled turn says in its record why."""
+    async def _make(self, live: LiveSession, held: HeldTurn, request: ModelRequest) -> TurnReply | ApiError:
+        """Place, sample and commit a turn; it waits with the last until somebody is there to be told."""
+        record = held.record
         try:
-            reply = await self._turns.generate(live, prepared, record)
+            turn = await self._turns.prepare(live, request, record)
+            del request
+            held.ready.set_result(TurnHead(match=turn.match, state=turn.state, num_repairs=turn.num_repairs))
+            generation = await self._turns.sample(live, turn, record)
+            await held.wanted.wait()
+            return await self._turns.commit(live, turn, record, generation)
+        except RequestError as error:
+            return _told(error)
+        except EngineFault as fault:
+            return ApiError(status=503, code="engine_error", message=f"the inference engine failed: {fault}")
+
+    def _outcome(self, live: LiveSession, held: HeldTurn, record: RequestRecord) -> TurnReply | ApiError:
+        """What became of an ended turn, for the record of one request that waited for it."""
+        outcome = self._ended(live, held)
+        if isinstance(outcome, ApiError):
+            _settle(live, record, outcome)
+        elif record.http_status is None:
             record.http_status = 200
             record.latency_s = live.session.since_start_s() - record.arrived_s
-            return reply
-        except EngineFault as fault:
-            error = ApiError(status=503, code="engine_error", message=f"the inference engine failed: {fault}")
-            _settle(live, record, error)
-            return error
-        except asyncio.CancelledError:
-            if live.session.ended:
-                _settle(live, record, _ENDED)
+            if record is not held.record:
+                made = held.record
+                record.node_id, record.usage, record.finish_reason = made.node_id, made.usage, made.finish_reason
+        return outcome
+
+    def _ended(self, live: LiveSession, held: HeldTurn) -> TurnReply | ApiError:
+        if held.task.cancelled():
+            return _ENDED
+        failure = held.task.exception()
+        if failure is None:
+            return held.task.result()
+        # A broken promise of our own: it is told and logged, and the connection still ends in one answer.
+        log.error("request %s failed inside the gateway", held.record.request_id, exc_info=failure)
+        return _BROKEN
+
+    async def _tell(self, live: LiveSession, record: RequestRecord, answer: Answer) -> None:
+        held = answer.held
+        try:
+            if await answer.tell():
+                if not held.is_made:
+                    live.held.forget(held)  # an error is told once; who asks again then asks anew
             else:
-                record.error_code = "client_disconnected"
-                record.latency_s = live.session.since_start_s() - record.arrived_s
+                _unanswered(live, record, "client_disconnected")
+                await self._keep(held)
+        except asyncio.CancelledError:
+            _unanswered(live, record, "server_stopped")
+            if held.is_abandoned:
+                held.drop()
+                await asyncio.gather(held.task, return_exceptions=True)
             raise
 
+    async def _keep(self, held: HeldTurn) -> None:
+        """Keep a turn without a client for a while. It ends uncommitted unless somebody asks for it again."""
+        if not held.is_abandoned:
+            return
+        timer = asyncio.ensure_future(self._clock.sleep(self._settings.disconnect_grace_s))
+        asked = asyncio.ensure_future(held.wanted.wait())
+        try:
+            await asyncio.wait({timer, asked, held.task}, return_when=asyncio.FIRST_COMPLETED)
+            if timer.done() and held.is_abandoned:
+                held.drop()
+                await asyncio.gather(held.task, return_exceptions=True)
+        finally:
+            timer.cancel()
+            asked.cancel()
+            await asyncio.gather(timer, asked, return_exceptions=True)
 
-def _outcome(turn: asyncio.Task[TurnReply | ApiError], record: RequestRecord) -> TurnReply | ApiError:
-    if turn.cancelled():
-        return _ENDED
-    failure = turn.exception()
-    if failure is None:
-        return turn.result()
-    # A broken promise of our own: it is told and logged, and the connection still ends in one answer.
-    log.error("request %s failed inside the gateway", record.request_id, exc_info=failure)
-    record.http_status, record.error_code = _BROKEN.status, _BROKEN.code
-    return _BROKEN
+
+def _told(error: RequestError) -> ApiError:
+    return ApiError(status=error.status, code=error.code, message=str(error), field=error.field)
+
+
+def _unanswered(live: LiveSession, record: RequestRecord, code: str) -> None:
+    """Complete the record of a request whose client could not be told, or not in full."""
+    if live.session.ended:
+        _settle(live, record, _ENDED)
+    else:
+        record.error_code = code
+        record.latency_s = live.session.since_start_s() - record.arrived_s
 
 
 def _settle(live: LiveSession, record: RequestRecord, error: ApiError) -> None:
     if record.http_status is None:  # else the end of the session settled it
         live.settle(record, error.status, error.code)
-
-
-def _turn_headers(record: RequestRecord, prepared: PreparedTurn) -> tuple[Header, ...]:
-    return (
-        (b"x-request-id", record.request_id.encode()),
-        (b"x-silva-match", prepared.match.encode()),
-        (b"x-silva-state", prepared.state.encode()),
-        (b"x-silva-repairs", str(prepared.num_repairs).encode()),
-    )
-
-
-async def _send_error(dialect: Dialect, error: ApiError, send: Send, headers: tuple[Header, ...] = ()) -> None:
-    if error.status in (401, 404):
-        headers = (*headers, RETRY_HEADER)
-    await send_json(send, error.status, dialect.error(error), headers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 Scope = MutableMapping[str, Any]
@@ -10,6 +11,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
+DELIVERY = "silva.delivery"
+"""Where in the state of a request its Delivery lies."""
 MAX_BODY_BYTES = 64 << 20
 MAX_DRAINED_BYTES = 1 << 30
 
@@ -18,6 +21,24 @@ STREAM_HEADERS: tuple[Header, ...] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
 )
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """What becomes of one answer on its connection.
+
+    `lost`: the connection went before the answer was complete. `reset`: the peer broke it off after that, before it
+    asked anything else, which is what a client does that never read the answer. `abort` cuts the connection.
+    """
+
+    abort: Callable[[], None] = lambda: None
+    lost: bool = False
+    reset: bool = False
+
+
+def delivery_of(scope: Scope) -> Delivery:
+    """The Delivery of a request's answer; one that knows nothing where the server keeps none."""
+    return scope.get("state", {}).get(DELIVERY) or Delivery()
 
 
 class BodyTooLarge(Exception):

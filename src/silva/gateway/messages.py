@@ -65,7 +65,10 @@ class MessagesDialect:
     def render_count(self, num_tokens: int) -> bytes:
         return msgspec.json.encode({"input_tokens": num_tokens})
 
-    def stream(self, options: TurnOptions, reply: TurnReply) -> bytes:
+    def data_heartbeat(self, options: TurnOptions, request_id: str, created_s: float, num_early: int) -> bytes:
+        return _PING
+
+    def stream(self, options: TurnOptions, reply: TurnReply, num_early: int) -> bytes:
         start = {
             **_head(options, reply),
             "content": [],
@@ -85,7 +88,7 @@ class MessagesDialect:
     def error(self, error: ApiError) -> bytes:
         return msgspec.json.encode(_error(error))
 
-    def stream_error(self, error: ApiError) -> bytes:
+    def stream_error(self, error: ApiError, num_early: int) -> bytes:
         return data_frame(_error(error), event="error")
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from silva.gateway.http import DELIVERY, Delivery
+
 MAX_HEAD_BYTES = 1 << 20
 _NAMES_A_SWITCH = (b"connection", b"http2-settings")
 
@@ -16,13 +18,16 @@ class HttpProtocol(HttpToolsProtocol):
 
     Some clients offer HTTP/2 with each first request (Java's does). The parser takes what comes behind such a head for
     the other protocol, so the body would be lost: the head is parsed again without the offer. A head (address and
-    headers) of more than MAX_HEAD_BYTES ends its connection: nothing else bounds what it takes of our memory.
+    headers) of more than MAX_HEAD_BYTES ends its connection: nothing else bounds what it takes of our memory. Each
+    request's scope carries a Delivery in its state.
     """
 
     parser: Any
     _declines = False
     _head_bytes: int | None = None
     """Bytes that came of a head whose end did not; None outside a head."""
+    _delivery: Delivery | None = None
+    """That of the newest request."""
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -52,6 +57,14 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._head_bytes = 0
         super().on_message_begin()
+        self._delivery = Delivery(abort=self.transport.abort)
+        self.scope["state"][DELIVERY] = self._delivery  # pyright: ignore[reportTypedDictNotRequiredAccess]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._delivery is not None:
+            self._delivery.lost = self.cycle is None or not self.cycle.response_complete
+            self._delivery.reset = exc is not None
+        super().connection_lost(exc)
 
     def on_headers_complete(self) -> None:
         self._head_bytes = None

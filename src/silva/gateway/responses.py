@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import msgspec
 
@@ -24,6 +25,8 @@ from silva.gateway.sse import data_frame
 from silva.types.messages import JsonObject, Message
 from silva.types.rollout import TokenUsage
 
+ResponsesEvents = Literal["full", "minimal"]
+"""`full`: what a client would have seen of each item while it grew; `minimal`: each item once, when it is done."""
 TOOL_CHOICES = ("auto", "none", "required")
 _READ_FIELDS = frozenset(
     {"input", "instructions", "model", "tools", "chat_template_kwargs", "max_output_tokens", "stream"}
@@ -48,6 +51,9 @@ class ResponsesDialect:
     connected_frame = b": connected\n\n"
     heartbeat_frame = b": waiting\n\n"
 
+    def __init__(self, events: ResponsesEvents = "full"):
+        self._events = events
+
     def parse(self, body: bytes, history: HistoryCache) -> ModelRequest:
         fields = read_body(body)
         conversation, skipped = read_conversation(fields, history)
@@ -64,23 +70,30 @@ class ResponsesDialect:
     def render(self, options: TurnOptions, reply: TurnReply) -> bytes:
         return msgspec.json.encode(_finished(_own(options), reply))
 
-    def stream(self, options: TurnOptions, reply: TurnReply) -> bytes:
+    def data_heartbeat(self, options: TurnOptions, request_id: str, created_s: float, num_early: int) -> bytes:
+        opened = {"response": _envelope(_own(options), request_id, created_s)}
+        return _frames([("in_progress" if num_early else "created", opened)], num_early)
+
+    def stream(self, options: TurnOptions, reply: TurnReply, num_early: int) -> bytes:
         whole = _finished(_own(options), reply)
-        opened = {**whole, "status": "in_progress", "output": [], "incomplete_details": None, "usage": None}
-        events: list[tuple[str, JsonObject]] = [("created", {"response": opened})]
+        events: list[tuple[str, JsonObject]] = []
+        if not num_early:
+            opened = {**whole, "status": "in_progress", "output": [], "incomplete_details": None, "usage": None}
+            events.append(("created", {"response": opened}))
         for index, item in enumerate(whole["output"]):
-            events += _item_events(item, index)
+            events += _item_events(item, index) if self._events == "full" else [_item_done(item, index)]
         events.append((whole["status"], {"response": whole}))
-        return _frames(events)
+        return _frames(events, num_early)
 
     def error(self, error: ApiError) -> bytes:
         return msgspec.json.encode(openai_error(_placed(error)))
 
-    def stream_error(self, error: ApiError) -> bytes:
+    def stream_error(self, error: ApiError, num_early: int) -> bytes:
         opened = _envelope(ResponsesOptions(model=error.model), error.request_id, error.created_s)
         failure = {"code": error.code, "message": error.message}
         failed = {**opened, "status": "failed", "error": failure}
-        return _frames([("created", {"response": opened}), ("failed", {"response": failed})])
+        events: list[tuple[str, JsonObject]] = [] if num_early else [("created", {"response": opened})]
+        return _frames([*events, ("failed", {"response": failed})], num_early)
 
 
 def _own(options: TurnOptions) -> ResponsesOptions:
@@ -231,12 +244,17 @@ def _item_events(item: JsonObject, index: int) -> Iterator[tuple[str, JsonObject
         ]
     yield "output_item.added", {"output_index": index, "item": opened}
     yield from grown
-    yield "output_item.done", {"output_index": index, "item": item}
+    yield _item_done(item, index)
 
 
-def _frames(events: list[tuple[str, JsonObject]]) -> bytes:
+def _item_done(item: JsonObject, index: int) -> tuple[str, JsonObject]:
+    return "output_item.done", {"output_index": index, "item": item}
+
+
+def _frames(events: list[tuple[str, JsonObject]], first: int) -> bytes:
+    """Events with rising numbers, from `first` on."""
     frames: list[bytes] = []
-    for number, (kind, fields) in enumerate(events):
+    for number, (kind, fields) in enumerate(events, start=first):
         name = "response." + kind
         frames.append(data_frame({"type": name, "sequence_number": number, **fields}, name))
     return b"".join(frames)

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from silva.gateway.held import HeldTurns
 from silva.gateway.history import HistoryCache
 from silva.inference.engine import Engine
 from silva.state.forest import SessionForest
@@ -28,10 +29,12 @@ FinishCallback = Callable[[Session, bytes], Awaitable[JsonObject]]
 
 @dataclass(kw_only=True, eq=False)
 class LiveSession:
-    """A session with what only the serving side needs: digests of what it sent, and the order of its commits."""
+    """A session with what only the serving side needs: digests of what it sent, turns that can be joined, and the order
+    of its commits."""
 
     session: Session
     commit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    held: HeldTurns = field(default_factory=HeldTurns)
     num_requests: int = 0
     _histories: dict[str, HistoryCache] = field(default_factory=dict[str, HistoryCache])
 

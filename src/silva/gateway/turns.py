@@ -159,11 +159,8 @@ class TurnService:
         lenient = self._settings.echo_match == "lenient"
         return live.session.forest.match(request.conversation, request.digests, request.message_at, lenient)
 
-    async def generate(self, live: LiveSession, turn: PreparedTurn, record: RequestRecord) -> TurnReply:
-        """Sample, read and commit a prepared turn. Nothing is written unless all of it worked.
-
-        Raises EngineFault when the engine cannot serve it.
-        """
+    async def sample(self, live: LiveSession, turn: PreparedTurn, record: RequestRecord) -> Generation:
+        """Sample a prepared turn. Nothing is written. Raises EngineFault when the engine cannot serve it."""
         generation = await self._client.sample(
             live.session,
             request_id=record.request_id,
@@ -171,8 +168,14 @@ class TurnService:
             sampling=turn.sampling,
         )
         record.wait_s = generation.wait_s
-        result = self._cut_at_stop(generation, turn.sampling)
-        message = await self._commit(live, turn, record, replace(generation, result=result))
+        return replace(generation, result=self._cut_at_stop(generation, turn.sampling))
+
+    async def commit(
+        self, live: LiveSession, turn: PreparedTurn, record: RequestRecord, generation: Generation
+    ) -> TurnReply:
+        """Read a sampled turn and write it into the forest, all of it or nothing."""
+        result = generation.result
+        message = await self._commit(live, turn, record, generation)
         usage = TokenUsage(
             prompt_tokens=turn.num_prompt,
             completion_tokens=len(result.ids),

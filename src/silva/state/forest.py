@@ -236,6 +236,12 @@ class SessionForest:
         self._renames: dict[bytes, Renames] = {}
         self._num_spellings: dict[bytes, int] = {}
 
+    def root_of(self, conversation: Conversation) -> bytes:
+        """Key of the empty conversation with these tools and arguments. Raises RequestError as `root_key`."""
+        if self._last_root is None or self._last_root[0] is not conversation:
+            self._last_root = (conversation, root_key(conversation))
+        return self._last_root[1]
+
     def match(
         self,
         conversation: Conversation,
@@ -248,9 +254,7 @@ class SessionForest:
         With `lenient` an assistant message that lost something on its way back still is the answer that was sampled;
         `message_at` (needed then) forms the messages that have to be looked at. What is known as it stands goes first.
         """
-        if self._last_root is None or self._last_root[0] is not conversation:
-            self._last_root = (conversation, root_key(conversation))
-        root = self._last_root[1]
+        root = self.root_of(conversation)
         chain = self._chain(root, list(digests), message_at)
         parent, num_matched = self._by_key.get(root), 0
         for length in range(len(chain.keys), 0, -1):

@@ -1,0 +1,194 @@
+"""One client's answer: it waits for a turn, breathes meanwhile, and is told the whole turn in one burst."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from silva.gateway.dialect import RETRY_HEADER, ApiError, Dialect, TurnOptions, TurnReply
+from silva.gateway.held import HeldTurn
+from silva.gateway.http import (
+    JSON_TYPE,
+    STREAM_HEADERS,
+    Delivery,
+    Header,
+    Receive,
+    Send,
+    send_body,
+    send_json,
+    send_start,
+    wait_disconnect,
+)
+from silva.types.clock import Clock
+from silva.types.rollout import MatchKind
+
+HEARTBEAT_S = 15.0
+SILENT_JSON_S = 200.0
+"""So long a JSON answer waits without a byte; some clients give up after 300 s without a head."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerSettings:
+    """`data_heartbeat_s`: seconds between heartbeats that clients count as data (None: only comments and pings).
+
+    `disconnect_grace_s`: so long a turn is kept whose client went away.
+    """
+
+    data_heartbeat_s: float | None = None
+    disconnect_grace_s: float = 30.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Answer:
+    """Consumes a held turn, produces one answer on one connection; woken by the turn and by the client's loss.
+
+    `match` is what this client is told of the match (`join` where it repeats a request), `outcome` reads the turn when
+    it has ended.
+    """
+
+    dialect: Dialect
+    options: TurnOptions
+    held: HeldTurn
+    request_id: str
+    clock: Clock
+    settings: AnswerSettings
+    receive: Receive
+    send: Send
+    delivery: Delivery
+    match: MatchKind | None
+    outcome: Callable[[], TurnReply | ApiError]
+    _num_early: int = field(default=0, init=False)
+    _begun: bool = field(default=False, init=False)
+
+    async def tell(self) -> bool:
+        """Answer. False: the client is gone, or could not be told in full."""
+        gone = asyncio.create_task(wait_disconnect(self.receive))
+        try:
+            with self.held.waiting():
+                whole = await self._tell(gone) and not self.delivery.lost
+                if whole:
+                    self.held.told(self.delivery)
+                return whole
+        finally:
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+
+    async def _tell(self, gone: asyncio.Task[None]) -> bool:
+        if not await self._until(self.held.ready, gone):
+            return False
+        if self.held.head is None:
+            return await self._refuse(gone)
+        return await (self._stream(gone) if self.options.stream else self._json(gone))
+
+    async def _stream(self, gone: asyncio.Task[None]) -> bool:
+        """Status 200 and the connection frame now, heartbeats while the turn is made, then every event."""
+        await send_start(self.send, 200, (*STREAM_HEADERS, *self._headers()))
+        await send_body(self.send, self.dialect.connected_frame, more=True)
+        heartbeats = [self._every(HEARTBEAT_S, lambda: self.dialect.heartbeat_frame)]
+        if self.settings.data_heartbeat_s is not None:
+            heartbeats.append(self._every(self.settings.data_heartbeat_s, self._data_heartbeat))
+        async with _meanwhile(*heartbeats):
+            if not await self._until(self.held.task, gone):
+                return False
+        outcome = self.outcome()
+        if isinstance(outcome, TurnReply):
+            frames = self.dialect.stream(self.options, outcome, self._num_early)
+        else:
+            failure = replace(
+                outcome,
+                request_id=self.held.record.request_id,
+                model=self.options.model,
+                created_s=self.held.created_s,
+            )
+            frames = self.dialect.stream_error(failure, self._num_early)
+        await send_body(self.send, frames)
+        return True
+
+    async def _json(self, gone: asyncio.Task[None]) -> bool:
+        """One JSON document. After SILENT_JSON_S its head goes out, and white space until it is there.
+
+        An error that comes behind such a head cannot be told any more: the connection is cut in the middle of the
+        answer, and the client that asks again gets the error.
+        """
+        async with _meanwhile(self._whiten()):
+            if not await self._until(self.held.task, gone):
+                return False
+        outcome = self.outcome()
+        if isinstance(outcome, ApiError):
+            if not self._begun:
+                await send_error(self.dialect, outcome, self.send, self._headers())
+                return True
+            self.delivery.abort()
+            await gone
+            return False
+        body = self.dialect.render(self.options, outcome)
+        if self._begun:
+            await send_body(self.send, body)
+        else:
+            await send_json(self.send, 200, body, self._headers())
+        return True
+
+    async def _refuse(self, gone: asyncio.Task[None]) -> bool:
+        """The error of a turn that never began."""
+        if not await self._until(self.held.task, gone):
+            return False
+        outcome = self.outcome()
+        assert isinstance(outcome, ApiError)
+        await send_error(self.dialect, outcome, self.send)
+        return True
+
+    async def _until(self, event: asyncio.Future[Any], gone: asyncio.Task[None]) -> bool:
+        """Whether `event` came; False: the client went before it."""
+        await asyncio.wait({event, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return event.done()
+
+    async def _every(self, seconds: float, frame: Callable[[], bytes]) -> None:
+        while True:
+            await self.clock.sleep(seconds)
+            await send_body(self.send, frame(), more=True)
+
+    async def _whiten(self) -> None:
+        await self.clock.sleep(SILENT_JSON_S)
+        await send_start(self.send, 200, (JSON_TYPE, *self._headers()))
+        self._begun = True
+        await send_body(self.send, b" ", more=True)
+        await self._every(HEARTBEAT_S, lambda: b" ")
+
+    def _data_heartbeat(self) -> bytes:
+        frame = self.dialect.data_heartbeat(
+            self.options, self.held.record.request_id, self.held.created_s, self._num_early
+        )
+        self._num_early += 1
+        return frame
+
+    def _headers(self) -> tuple[Header, ...]:
+        head = self.held.head
+        assert head is not None
+        return (
+            (b"x-request-id", self.request_id.encode()),
+            (b"x-silva-match", (self.match or head.match).encode()),
+            (b"x-silva-state", head.state.encode()),
+            (b"x-silva-repairs", str(head.num_repairs).encode()),
+        )
+
+
+async def send_error(dialect: Dialect, error: ApiError, send: Send, headers: tuple[Header, ...] = ()) -> None:
+    """An error as the whole answer, in the protocol's own shape."""
+    if error.status in (401, 404):
+        headers = (*headers, RETRY_HEADER)
+    await send_json(send, error.status, dialect.error(error), headers)
+
+
+@asynccontextmanager
+async def _meanwhile(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Do some work until the block ends; it has ended with the block."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

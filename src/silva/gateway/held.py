@@ -1,0 +1,173 @@
+"""Turns that a repeated request may join: those in the making, and the last ones that were told."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from silva.gateway.dialect import ApiError, ModelRequest, TurnReply
+from silva.gateway.http import Delivery, Scope, header
+from silva.types.rollout import MatchKind, RequestRecord
+
+MAX_TOLD = 16
+"""So many finished turns of a session can still be asked for again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """What the head of a request says about being a repetition."""
+
+    idempotency_key: str | None = None
+    is_retry: bool = False
+
+    @classmethod
+    def of(cls, scope: Scope) -> Evidence:
+        count = header(scope, b"x-stainless-retry-count") or ""
+        return cls(
+            idempotency_key=header(scope, b"idempotency-key") or None,
+            is_retry=count.isdecimal() and len(count) < 10 and int(count) > 0,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnHead:
+    """What is told of a turn before it is made."""
+
+    match: MatchKind
+    state: str
+    num_repairs: int
+
+
+class HeldTurn:
+    """One turn with the connections that wait for it.
+
+    `task` makes the turn; `ready` comes when the turn is placed (its head), or failed before that (None). `wanted` is
+    set while a connection waits: a turn is only committed then. A `dropped` turn is being cancelled.
+    """
+
+    def __init__(self, *, body: bytes, evidence: Evidence, record: RequestRecord, created_s: float):
+        self.body = body
+        self.idempotency_key = evidence.idempotency_key
+        self.record = record
+        self.created_s = created_s
+        self.ready: asyncio.Future[TurnHead | None] = asyncio.get_running_loop().create_future()
+        self.wanted = asyncio.Event()
+        self.dropped = False
+        self.task: asyncio.Task[TurnReply | ApiError]
+        self._num_waiting = 0
+        self._told: Delivery | None = None
+
+    @property
+    def head(self) -> TurnHead | None:
+        return self.ready.result() if self.ready.done() else None
+
+    @property
+    def is_made(self) -> bool:
+        """It was committed."""
+        ended = self.task.done() and not self.task.cancelled() and self.task.exception() is None
+        return ended and isinstance(self.task.result(), TurnReply)
+
+    def begin(self, work: Coroutine[None, None, TurnReply | ApiError]) -> None:
+        """Let `work` make the turn."""
+        self.task = asyncio.create_task(work)
+        self.task.add_done_callback(lambda _: self.ready.done() or self.ready.set_result(None))
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A connection waits for the turn while the block runs."""
+        self._num_waiting += 1
+        self.wanted.set()
+        try:
+            yield
+        finally:
+            self._num_waiting -= 1
+            if not self._num_waiting:
+                self.wanted.clear()
+
+    def told(self, delivery: Delivery) -> None:
+        """The whole reply was written to this connection."""
+        self._told = delivery
+
+    @property
+    def is_lost(self) -> bool:
+        """Nobody waits for it, and its reply reached nobody as far as the connections tell."""
+        return not self.wanted.is_set() and (self._told is None or self._told.reset)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """It is still in the making, and nobody waits for it."""
+        return not self.task.done() and not self.wanted.is_set()
+
+    def drop(self) -> None:
+        """Cancel it, uncommitted."""
+        self.dropped = True
+        self.task.cancel()
+
+    def accepts(self, evidence: Evidence) -> bool:
+        """Whether a request with the same body is a repetition of this one, not a wish for another sample."""
+        if self.dropped:
+            return False
+        if evidence.idempotency_key and self.idempotency_key:
+            return evidence.idempotency_key == self.idempotency_key
+        return evidence.is_retry or self.is_lost
+
+
+class HeldTurns:
+    """The turns of one session that can be joined, by the digest of their request."""
+
+    def __init__(self) -> None:
+        self._by_body: dict[bytes, list[HeldTurn]] = {}
+        self._told: OrderedDict[int, HeldTurn] = OrderedDict()
+
+    def find(self, body: bytes, evidence: Evidence) -> HeldTurn | None:
+        """The turn that a request repeats: one whose reply was lost before others, the newest of several."""
+        found = [turn for turn in self._by_body.get(body, ()) if turn.accepts(evidence)]
+        return max(found, key=lambda turn: turn.is_lost, default=None) if found else None
+
+    def knows(self, body: bytes) -> bool:
+        """Whether the same was asked before (and is not yet forgotten)."""
+        return body in self._by_body
+
+    def add(self, turn: HeldTurn) -> None:
+        """Hold a turn that was just begun. It is forgotten when it is cancelled, or when many others ended after it."""
+        self._by_body.setdefault(turn.body, []).insert(0, turn)
+        turn.task.add_done_callback(lambda _: self._ended(turn))
+
+    def abandoned(self) -> list[HeldTurn]:
+        """The turns in the making that nobody waits for."""
+        return [turn for turns in self._by_body.values() for turn in turns if turn.is_abandoned]
+
+    def forget(self, turn: HeldTurn) -> None:
+        """Let nobody join this turn any more."""
+        self._told.pop(id(turn), None)
+        turns = self._by_body.get(turn.body, [])
+        if turn in turns:
+            turns.remove(turn)
+        if not turns:
+            self._by_body.pop(turn.body, None)
+
+    def _ended(self, turn: HeldTurn) -> None:
+        if turn.task.cancelled() or turn.task.exception() is not None:
+            self.forget(turn)
+            return
+        self._told[id(turn)] = turn
+        while len(self._told) > MAX_TOLD:
+            self.forget(next(iter(self._told.values())))
+
+
+def body_digest(protocol: str, root: bytes, request: ModelRequest) -> bytes:
+    """Digest of all that a request asks for, in canonical form; how its reply travels (stream or not) is no part.
+
+    `root` is the key of the empty conversation with the request's tools and template arguments.
+    """
+    options = request.options
+    asked = (protocol, options.model, options.max_tokens, options.stop, options.seed, options.logprobs)
+    digest = hashlib.blake2b(repr(asked).encode("utf-8", "surrogatepass"), digest_size=16)
+    digest.update(root)
+    for message in request.digests:
+        digest.update(message)
+    return digest.digest()
