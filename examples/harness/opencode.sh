@@ -17,6 +17,8 @@ provider = {
         "baseURL": os.environ["RELAX_BASE_URL"] + "/v1",
         "apiKey": os.environ["RELAX_SESSION_ID"],
         "timeout": timeout_ms,
+        "headerTimeout": timeout_ms,
+        "chunkTimeout": timeout_ms,
     },
     "models": {"policy": {"tool_call": True, "limit": {"context": 1000000, "output": 32000}}},
 }

@@ -32,7 +32,7 @@ def output_for(task, answer):
 def main(argv):
     task = read_task()
     if argv == ["prompt"]:
-        sys.stdout.write(prompt_of(task))
+        sys.stdout.buffer.write(prompt_of(task).encode())
     elif argv[:1] == ["reward"] and len(argv) == 2:
         output = output_for(task, Path(argv[1]).read_text(encoding="utf-8"))
         Path(os.environ["RELAX_OUTPUT_JSON"]).write_text(json.dumps(output), encoding="utf-8")
