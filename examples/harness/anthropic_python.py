@@ -8,7 +8,7 @@ TOOLS = [{"name": "shell", "description": DESCRIPTION, "input_schema": PARAMETER
 
 def main():
     # The SDK adds /v1/messages itself, so its base URL is the address as it is.
-    client = Anthropic(base_url=BASE_URL, api_key=API_KEY, timeout=TIMEOUT_S, max_retries=0)
+    client = Anthropic(base_url=BASE_URL, api_key=API_KEY, timeout=TIMEOUT_S)
     messages = [{"role": "user", "content": PROMPT}]
     for _ in range(MAX_TURNS):
         with client.messages.stream(

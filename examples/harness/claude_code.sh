@@ -9,7 +9,7 @@ export CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS=1 DISABLE_PROMPT_CACHING=1
 export DISABLE_COMPACT=1 DISABLE_AUTO_COMPACT=1 # a compacted history is a new root
 export CLAUDE_CODE_DISABLE_BACKGROUND_TASKS=1
 wait_ms=$((HARNESS_TIMEOUT_S * 1000))
-export CLAUDE_CODE_MAX_RETRIES=0 API_TIMEOUT_MS=$wait_ms CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS=$wait_ms
+export API_TIMEOUT_MS=$wait_ms CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS=$wait_ms
 export CLAUDE_STREAM_IDLE_TIMEOUT_MS=$wait_ms CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS=$wait_ms
 export IS_SANDBOX=1                             # lets root skip the permission questions
 "$HARNESS_BIN/claude" --print --model policy --output-format text \

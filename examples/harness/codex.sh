@@ -20,8 +20,6 @@ base_url = "$RELAX_BASE_URL/v1"
 env_key = "CODEX_SESSION_KEY"
 wire_api = "responses"
 supports_websockets = false
-request_max_retries = 0
-stream_max_retries = 0
 stream_idle_timeout_ms = $idle_ms
 
 [analytics]

@@ -17,7 +17,6 @@ def main():
         base_url=shell.BASE_URL + "/v1",
         api_key=shell.API_KEY,
         timeout=shell.TIMEOUT_S,
-        max_retries=0,
         use_responses_api=False,
     )
     agent = create_agent(model, [run], system_prompt=shell.SYSTEM)

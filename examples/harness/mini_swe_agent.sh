@@ -3,7 +3,7 @@
 set -euo pipefail
 export MSWEA_GLOBAL_CONFIG_DIR=$HOME/mini MSWEA_CONFIGURED=true MSWEA_SILENT_STARTUP=1
 export MSWEA_COST_TRACKING=ignore_errors      # the model has no price
-export MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT=1 # a turn that is asked for again is a second branch
+export MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT=1 # the SDK below retries, and says so
 export LITELLM_LOCAL_MODEL_COST_MAP=True      # else LiteLLM fetches a price list
 "$HARNESS_PYTHON" -m minisweagent.run.mini --yolo --exit-immediately --cost-limit 0 --task "$(cat "$1")" \
     --model openai/policy --output "$HOME/trajectory.json" \
@@ -11,8 +11,7 @@ export LITELLM_LOCAL_MODEL_COST_MAP=True      # else LiteLLM fetches a price lis
     -c model.model_kwargs.api_base="$RELAX_BASE_URL/v1" \
     -c model.model_kwargs.api_key="$RELAX_SESSION_ID" \
     -c model.model_kwargs.timeout="$HARNESS_TIMEOUT_S" \
-    -c model.model_kwargs.num_retries=0 \
-    -c model.model_kwargs.max_retries=0
+    -c model.model_kwargs.max_retries=2
 "$HARNESS_PYTHON" -I -c '
 import json, sys
 info = json.load(open(sys.argv[1]))["info"]

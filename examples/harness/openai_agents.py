@@ -14,7 +14,7 @@ def run(command: str) -> str:
 
 async def main():
     set_tracing_disabled(True)  # traces go to another host
-    client = AsyncOpenAI(base_url=shell.BASE_URL + "/v1", api_key=shell.API_KEY, timeout=shell.TIMEOUT_S, max_retries=0)
+    client = AsyncOpenAI(base_url=shell.BASE_URL + "/v1", api_key=shell.API_KEY, timeout=shell.TIMEOUT_S)
     agent = Agent(
         name="shell",
         instructions=shell.SYSTEM,

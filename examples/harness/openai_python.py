@@ -9,7 +9,7 @@ TOOLS = [{"type": "function", "function": {"name": "shell", "description": DESCR
 
 
 def main():
-    client = OpenAI(base_url=BASE_URL + "/v1", api_key=API_KEY, timeout=TIMEOUT_S, max_retries=0)
+    client = OpenAI(base_url=BASE_URL + "/v1", api_key=API_KEY, timeout=TIMEOUT_S)
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": PROMPT}]
     for _ in range(MAX_TURNS):
         reply = client.chat.completions.create(model="policy", messages=messages, tools=TOOLS)

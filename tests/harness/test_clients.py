@@ -61,10 +61,10 @@ CLIENTS = {
 }
 
 
-def play(tmp_path: Path, tokenizer: Path, name: str, turns: list[str]) -> Json:
-    """One session of a client against these turns, checked to be one linear context; returns its document."""
+def rollout(tmp_path: Path, tokenizer: Path, name: str, lines: list[Json]) -> Json:
+    """One session of a client against these script lines, exported with its reward; returns its document."""
     assert INSTALLED.exists(), f"{INSTALLED} is missing: install the clients with `bash scripts/install_harness.sh`"
-    write_script(tmp_path / "script.jsonl", *({"text": turn} for turn in turns))
+    write_script(tmp_path / "script.jsonl", *lines)
     row = {"input": "Find the number with a shell command, then tell me.", "metadata": {"answer": "4242"}}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     done = run_silva(
@@ -80,11 +80,16 @@ def play(tmp_path: Path, tokenizer: Path, name: str, turns: list[str]) -> Json:
     assert done.returncode == 0, done.stdout + done.stderr
     (item,) = show(tmp_path / "run")["sessions"]
     assert (item["status"], item["reward"]) == ("exported", 1.0)
-    session = show(tmp_path / "run", item["session_id"])
-    check_linear(session, CLIENTS[name].protocol, turns)
-    check_tokens(session, tmp_path / "engine.jsonl")
     assert (tmp_path / "run" / "sessions" / item["session_id"] / "io" / "work" / "ran.txt").read_text() == "4242\n"
     assert marked_processes(tmp_path / "run") == []
+    return show(tmp_path / "run", item["session_id"])
+
+
+def play(tmp_path: Path, tokenizer: Path, name: str, turns: list[str]) -> Json:
+    """A session as `rollout` makes it, checked to be one linear context of these turns."""
+    session = rollout(tmp_path, tokenizer, name, [{"text": turn} for turn in turns])
+    check_linear(session, CLIENTS[name].protocol, turns)
+    check_tokens(session, tmp_path / "engine.jsonl")
     return session
 
 
@@ -134,3 +139,13 @@ def test_four_turns_with_reasoning(tmp_path: Path, chatml_dir: Path, name: str) 
     session = play(tmp_path, chatml_dir, name, turns)
     assert [request["repairs"] for request in session["requests"]] == [[]] + [list(client.repairs)] * 3
     assert [request["usage"]["reasoning_tokens"] > 0 for request in session["requests"]] == [True] * 4
+
+
+@pytest.mark.parametrize("name", [name for name in CLIENTS if name != "anthropic_python"])  # its SDK ends on it
+def test_a_turn_that_the_engine_could_not_serve_is_asked_for_again(tmp_path: Path, chatml_dir: Path, name: str) -> None:
+    client = CLIENTS[name]
+    faults: list[Json] = [{"error": "500"}] * 4
+    lines = [{"text": client.call(RAN)}, *faults, {"text": client.answer(client)}]
+    requests = rollout(tmp_path, chatml_dir, name, lines)["requests"]
+    assert [request["http_status"] for request in requests] == [200, 503, 200]
+    assert [request["match"] for request in requests] == ["root", "append", "append"]
