@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs the real agent clients that examples/harness launches, at exact versions, and prints these: the Python ones
 # into a virtual environment of their own, the npm ones into a folder, their programs linked into one. All of it lies in
-# .cache/harness (git-ignored, 2 GB); SILVA_HARNESS_DIR names another place. Takes a few minutes; running it
-# again does nothing.
+# .cache/harness (git-ignored, 2 GB); SILVA_HARNESS_DIR names another place. Takes a few minutes; running it again does
+# nothing.
 #
 #   PYTHON=python3 scripts/install_harness.sh [--force]
 set -euo pipefail
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 pins=$PWD/examples/harness
 out=${SILVA_HARNESS_DIR:-.cache/harness}
 python=${PYTHON:-python3}
-wanted=$(cat "$pins/requirements.txt" "$pins/constraints.txt" "$pins/package.json" "$0" | cksum)
+wanted=$(cat "$pins/requirements.txt" "$pins/constraints.txt" "$pins/package.json" scripts/install_harness.sh | cksum)
 if [ "${1:-}" = "--force" ]; then
     rm -rf "$out"
 fi
