@@ -10,9 +10,10 @@ if [ ! -e "$harness/installed" ]; then
     echo "no clients in $harness; run: bash scripts/install_harness.sh" >&2
     exit 3
 fi
+harness=$(cd "$harness" && pwd)
 export HARNESS_PYTHON=$harness/python/bin/python HARNESS_BIN=$harness/bin
 
-# A home of its own for each session: no login, no history, no memory of earlier sessions, nothing left behind.
+# A home of its own for each session: no login, no history, no memory of earlier sessions, nothing in the home of the user.
 io=$RELAX_SESSION_IO_DIR
 mkdir -p "$io/home" "$io/tmp" "$io/work"
 export HOME=$io/home TMPDIR=$io/tmp XDG_CONFIG_HOME=$io/home/.config XDG_DATA_HOME=$io/home/.local/share
