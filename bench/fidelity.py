@@ -11,7 +11,7 @@ train on   tokens of those samples, over the tokens of the session's states: 1.0
 trained    sampled tokens with mask 1 in some sample, over all sampled tokens
 twice      sampled tokens with mask 1 in more than one sample
 calls      engine calls; requests beside it
-forks      requests after the first that did not go on at the end of the known history; "why" counts those of them whose
+forks      requests, the first apart, that did not go on at the end of the known history; "why" counts those of them whose
            reason is on record (the first difference, or the same history asked again)
 """
 
@@ -243,7 +243,8 @@ def row(name: str, doc: Json, num_calls: int) -> list[str]:
                 times[node["node_id"]] += 1
     trained = sum(sampled[n] for n, count in times.items() if count)
     twice = sum(sampled[n] for n, count in times.items() if count > 1)
-    forks = [r for r in doc["requests"][1:] if r["match"] in ("branch", "root")]
+    starts = [r for r in doc["requests"] if r["match"] == "root" and not r["difference"]]
+    forks = [r for r in doc["requests"] if r["match"] in ("branch", "root") and r not in starts[:1]]
     why = [r for r in forks if r["difference"] or r["match"] == "branch"]
     parents = {node["parent_id"] for node in nodes.values()}
     leaves = [n for n in sampled if n not in parents]
