@@ -131,7 +131,10 @@ def test_losses_in_some_turns_only_still_make_one_line(data: st.DataObject) -> N
     for number in range(data.draw(st.integers(1, 5))):
         history: list[Message] = [Message(role="user", content="hi")]
         for at, (message, _) in enumerate(turns):
-            loss = data.draw(st.integers(0, 7))
+            loss = data.draw(st.integers(0, 15))
+            if loss & 8 and not message.content.strip() and not message.tool_calls:
+                history.append(Message(role="user", content=f"go {at}"))
+                continue
             ids = {call.id: f"{number}/{call.id}" if loss & 4 else call.id for call in message.tool_calls}
             history.append(
                 replace(
