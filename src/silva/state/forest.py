@@ -304,8 +304,10 @@ class SessionForest:
         aliases: list[EchoAlias] = []
         if lenient and message_at is not None and parent is not None and num_matched:
             chain, num_matched, parent = self._repair(chain, num_matched, parent, message_at, aliases)
+        known = self._by_key.get(root)
         return Match(
-            conversation=conversation,
+            # Tools may be the same without being equal; the model goes on reading those that it read.
+            conversation=conversation if known is None else known.conversation,
             root=root,
             request_key=chain.keys[-1] if chain.keys else root,
             num_messages=len(chain.keys),
