@@ -91,7 +91,7 @@ class ForestMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.turns)
     @rule(data=st.data(), losses=st.integers(0, 255), tail=users, names=st.sampled_from(["n", "m"]))
     def lossy(self, data: st.DataObject, losses: int, tail: Message, names: str) -> None:
-        """What a client sends back that trims or pads texts, drops reasoning or empty answers, and names calls its way."""
+        """What a client sends back that trims or pads texts, drops thoughts or empty answers, and renames calls."""
         turn = data.draw(st.sampled_from(self.turns))
         history: list[Message] = []
         new: dict[str, str] = {}
