@@ -131,3 +131,19 @@ async def test_messages_clients_read_the_request_id_under_their_name(codec: Turn
             await serve.sdk("s").chat.completions.create(model="m", messages=[])
         assert other.value.request_id == serve.session("s").requests[3].request_id
         assert "request-id" not in other.value.response.headers
+
+
+@pytest.mark.parametrize("kind", SPEAKERS)
+async def test_an_empty_answer_behind_an_answer_is_a_turn_of_its_own(codec: TurnCodec, kind: type[Speaker]):
+    """Told as text or not, the call before it keeps its place when nothing was added to it."""
+    broken = '<tool_call>\n{"name": "f", "arguments": {"a": }\n</tool_call>'
+    script: list[Json] = [{"text": broken}, {"text": ""}, {"text": "a"}, {"text": "b"}]
+    asks = (Ask(parts=("hi",)), Ask(results=()), Ask(parts=("well?",)), Ask(parts=("go",)))
+    async with serving(codec, script, echo_match="lenient") as serve:
+        speaker = kind(serve, "s", Plan(asks=asks), stream=False, real=False)
+        for ask in asks:
+            await speaker.turn(ask)
+        assert [record.match for record in serve.session("s").requests] == ["root", "append", "append", "append"]
+        sample = serve.sample("s")
+        trained = codec.decode([t for t, on in zip(sample.token_ids, sample.loss_mask, strict=True) if on])
+        assert trained == "".join(line["text"] + "<|im_end|>" for line in script)

@@ -147,7 +147,8 @@ class Reference:
                         state = answer
                         new = zip(message.tool_calls, said.tool_calls, strict=True)
                         names = {mine.id: given.id for mine, given in new if mine.id != given.id}
-                    if key not in self.whole and message.role in ("user", "system") and says_nothing(said):
+                    moves = says_nothing(said) and [*map(spell, answer.own)] != [*map(spell, above)]
+                    if key not in self.whole and message.role in ("user", "system") and moves:
                         gone = self.states[conversation, tuple(spell(m) for m in answer.own)]
                 if state is not None:
                     repaired.append(((*above, message), state, names, None))

@@ -340,7 +340,7 @@ class ForestMachine(RuleBasedStateMachine):
             start, told = above.run
             turn.run = (start, (*told, reply))
             joined = _joined(turn.run[1])
-            if spell(joined) != spell(whole):
+            if spell(joined) != spell(whole) and spell(reply) != spell(Message(role="assistant")):
                 self.reference.add(pending.conversation, (*start, joined), state, alias=True)
                 self.reference.answered(pending.conversation, start, joined, state)
 

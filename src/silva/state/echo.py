@@ -94,7 +94,10 @@ class EchoIndex:
 
         Its thoughts, where it has some, are missing as well then.
         """
-        answers = self._by_state.get(before, {}).get(_NOTHING)
+        # One that goes on with a cut turn and adds nothing to it leads to the state where it began.
+        answers = [
+            (said, node) for said, node in self._by_state.get(before, {}).get(_NOTHING, ()) if node.key != before
+        ]
         if not answers:
             return None
         said, node = answers[-1]

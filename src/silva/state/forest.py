@@ -445,7 +445,12 @@ class SessionForest:
         return node
 
     def _join_told(self, node: Node) -> None:
-        """Let answers that came one after the other be echoed as one message, as clients and protocols merge them."""
+        """Let answers that came one after the other be echoed as one message, as clients and protocols merge them.
+
+        One that adds nothing is left out: the message without it is that of the answers before.
+        """
+        if node.told == Message(role="assistant"):
+            return
         run = node.run()
         told = [part.told for part in run if part.told is not None]
         joined = Message(
