@@ -36,6 +36,10 @@ async def test_tok_07b_dropped_thoughts_go_on_or_branch(codec: TurnCodec, mode: 
             message = answer.json()["choices"][0]["message"]
             history += [{"role": "assistant", "content": message["content"]}, user(f"go {turn}")]
         records = serve.session("s").requests
+        given = [call["input_ids"] for call in serve.calls("s")]
+        sampled = [list(node.sampled) for node in serve.responses("s")]
+        for before, ids, after in zip(given, sampled, given[1:], strict=False):
+            assert (after[: len(before) + len(ids)] == before + ids) == (mode == "lenient")
         if mode == "exact":
             assert matches == ["root", "branch", "branch", "branch"]
             with pytest.raises(SessionFailure, match="not linear"):

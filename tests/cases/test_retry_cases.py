@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
+import socket
+from typing import Any
 
 import openai
 import pytest
@@ -17,6 +20,11 @@ from silva.state.codec import TurnCodec
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 BODY: Json = {"model": "m", "messages": HI}
 PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+
+
+def body_of(path: str, **more: Any) -> Json:
+    said: Json = {"input": "hi"} if "responses" in path else {"messages": HI}
+    return {"model": "m", "max_tokens": 64, **said, **more}
 
 
 async def test_tree_01_an_sdk_that_times_out_twice_gets_the_one_turn(codec: TurnCodec):
@@ -37,6 +45,26 @@ async def test_tree_01_an_sdk_that_times_out_twice_gets_the_one_turn(codec: Turn
         answer = await serve.post("s", BODY)
         assert answer.json()["choices"][0]["message"]["content"] == "other"
         assert answer.headers["x-silva-match"] == "branch" and node.parent.children[1:]
+        assert serve.turns.counters["repeated_without_evidence"] == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_tree_01_a_reply_that_died_on_the_wire_is_served_again(codec: TurnCodec, path: str):
+    """The whole reply was written, and the connection broke before the client read it."""
+    async with serving(codec, [{"text": "answer"}, {"text": "other"}]) as serve:
+        data = json.dumps(body_of(path)).encode()
+        head = f"POST /agentic_api{path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer s\r\n"
+        with socket.create_connection(("127.0.0.1", serve.server.port)) as client:
+            client.sendall(head.encode() + b"content-length: %d\r\n\r\n" % len(data) + data)
+            await until(lambda: select.select([client], [], [], 0)[0])
+        await until(lambda: not serve.server._server.server_state.connections)
+        again = await serve.post("s", body_of(path), path=path)
+        assert "answer" in again.text and again.headers["x-silva-match"] == "join"
+        assert len(serve.calls("s")) == 1
+        (node,) = serve.responses("s")
+        third = await serve.post("s", body_of(path), path=path)  # delivered in full now, and no sign of a retry
+        assert "other" in third.text and third.headers["x-silva-match"] == "branch"
+        assert node.parent is not None and len(node.parent.children) == 2
         assert serve.turns.counters["repeated_without_evidence"] == 1
 
 
@@ -71,9 +99,7 @@ async def test_api_18_a_held_stream_breathes_and_a_cut_is_no_end(codec: TurnCode
     async with serving(codec, [{"text": "late"}], clock=clock, open_sessions=False) as serve:
         session = serve.registry.open("s", "g", "train")
         client = RawClient(serve.server.port, "s")
-        body: Json = {"model": "m", "max_tokens": 9, "stream": True}
-        body |= {"input": "hi"} if "responses" in path else {"messages": HI}
-        await client.send(body, path)
+        await client.send(body_of(path, stream=True), path)
         await client.head()
         frames = [await client.chunk()]
         for _ in range(2):
@@ -93,6 +119,53 @@ async def test_api_18_a_held_stream_breathes_and_a_cut_is_no_end(codec: TurnCode
 
 
 @pytest.mark.parametrize("path", PATHS)
+async def test_api_18_a_held_json_answer_breathes_white_space_and_a_cut_is_no_document(codec: TurnCodec, path: str):
+    clock = ManualClock()
+    async with serving(codec, [{"text": "late"}], clock=clock, open_sessions=False) as serve:
+        session = serve.registry.open("s", "g", "train")
+        told, cut = RawClient(serve.server.port, "s"), RawClient(serve.server.port, "s")
+        for number, client in enumerate((told, cut), 1):
+            await client.send(body_of(path), path)
+            head = asyncio.create_task(client.head())
+            await until(lambda number=number: len(session.requests) == number and session.requests[-1].match)
+            await clock.advance(199.9)
+            assert not head.done()
+            await clock.advance(0.1)
+            assert (await head)[0] == 200 and await client.chunk() == b" "
+            await clock.advance(15)
+            assert await client.chunk() == b" "
+            if client is told:
+                session.open_gate()
+                assert "late" in json.dumps(json.loads(b"  " + await client.chunk())) and await client.chunk() == b""
+                session.close_gate()
+        for connection in list(serve.server._server.server_state.connections):
+            connection.transport.abort()
+        with pytest.raises(asyncio.IncompleteReadError):
+            await cut.chunk()
+        await until(lambda: session.requests[1].error_code)
+        assert session.requests[1].error_code == "client_disconnected" and session.requests[1].http_status is None
+        await clock.advance(30)
+        assert not session.open_turns
+        assert len([node for node in session.forest.nodes if node.kind == "response"]) == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_api_21_without_resuming_the_turn_is_sampled_again_in_the_same_request(codec: TurnCodec, path: str):
+    whole = "one two three four"
+    ids = [*codec.encode_sampled(whole), codec.end_of_turn_id()]
+    script: list[Json] = [{"ids": ids[:4], "abort_after": 3, "append_eos": False}, {"ids": ids, "append_eos": False}]
+    async with serving(codec, script, resume_aborted=False) as serve:
+        answer = await serve.post("s", body_of(path), path=path)
+        assert answer.status_code == 200 and whole in answer.text and "abort" not in answer.text
+        (node,) = serve.responses("s")
+        assert (list(node.sampled), node.finish, node.num_aborts) == (ids, "stop", 1)
+        (record,) = serve.session("s").requests
+        assert record.usage is not None and record.usage.completion_tokens == len(ids)
+        assert [len(call["input_ids"]) for call in serve.calls("s")] == [record.usage.prompt_tokens] * 2
+        assert [attempt.num_output for attempt in serve.session("s").attempts] == [3, len(ids)]
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("abort_after", [3, 0])
 async def test_api_21_an_engine_abort_is_not_told(codec: TurnCodec, path: str, abort_after: int):
     whole = "one two three four"
@@ -100,9 +173,7 @@ async def test_api_21_an_engine_abort_is_not_told(codec: TurnCodec, path: str, a
     head: Json = {"ids": ids[:abort_after] + ids[:1], "abort_after": abort_after, "append_eos": False}
     script = [head, {"ids": ids[abort_after:], "append_eos": False}]
     async with serving(codec, script, sampling=SamplingSettings(max_response_len=64)) as serve:
-        body: Json = {"model": "m", "max_tokens": 64}
-        body |= {"input": "hi"} if "responses" in path else {"messages": HI}
-        answer = await serve.post("s", body, path=path)
+        answer = await serve.post("s", body_of(path), path=path)
         assert answer.status_code == 200 and whole in answer.text and "abort" not in answer.text
         (node,) = serve.responses("s")
         assert (list(node.sampled), node.finish, node.num_aborts) == (ids, "stop", 1)

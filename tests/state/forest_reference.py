@@ -75,7 +75,9 @@ class Pending:
     repaired: list[Spelling]
 
 
-Spelling = tuple[History, State, dict[str, str]]
+Spelling = tuple[History, State, dict[str, str], History | None]
+"""A spelled history, the answer that it leads to and the names of calls in it. Where the answer itself is missing: what
+the history really is."""
 
 
 def is_lossy(rest: History, said: Message) -> bool:
@@ -93,6 +95,11 @@ def is_lossy(rest: History, said: Message) -> bool:
     return ids == given_ids or set(results) <= set(ids)
 
 
+def says_nothing(said: Message) -> bool:
+    """Whether nothing of an answer has to come back."""
+    return not said.content.strip() and not said.tool_calls
+
+
 @dataclass(kw_only=True)
 class Reference:
     """States by conversation and spelled history. An alias gives way to a state that owns the same spelling."""
@@ -101,6 +108,8 @@ class Reference:
     owned: set[tuple[int, Spelled]] = field(default_factory=set)
     names: dict[tuple[int, Spelled], dict[str, str]] = field(default_factory=dict)
     answers: dict[tuple[int, Spelled], list[tuple[Message, State]]] = field(default_factory=dict)
+    whole: dict[tuple[int, Spelled], tuple[State, History]] = field(default_factory=dict)
+    """Histories that lack an empty answer: that answer, and what they really are."""
 
     def resolve(
         self, conversation: int, history: History, lenient: bool = False
@@ -125,26 +134,40 @@ class Reference:
                 message = replace(message, tool_call_id=names[message.tool_call_id])
             above, own = own, (*own, message)
             key = (conversation, tuple(spell(m) for m in own))
-            state = self.states.get(key)
-            if state is not None and key not in self.owned:
+            state, gone = self.states.get(key), None
+            if state is None and key in self.whole:
+                gone, own = self.whole[key]
+                names, state = {}, self.states.get((conversation, tuple(spell(m) for m in own)))
+            elif state is not None and key not in self.owned:
                 names = self.names.get(key, {})
-            elif state is None and repair_from is not None and index == length >= repair_from:
-                for said, answer in self.answers.get((conversation, tuple(spell(m) for m in above)), ()):
+            if state is None and repair_from is not None and index == length >= repair_from:
+                answers = self.answers.get((conversation, tuple(spell(m) for m in above)), ())
+                for said, answer in answers:
                     if is_lossy(history[index:], said):
                         state = answer
                         new = zip(message.tool_calls, said.tool_calls, strict=True)
                         names = {mine.id: given.id for mine, given in new if mine.id != given.id}
+                    moves = says_nothing(said) and [*map(spell, answer.own)] != [*map(spell, above)]
+                    if key not in self.whole and message.role in ("user", "system") and moves:
+                        gone = self.states[conversation, tuple(spell(m) for m in answer.own)]
                 if state is not None:
-                    repaired.append((own, state, names))
+                    repaired.append(((*above, message), state, names, None))
+                elif gone is not None:
+                    found, own, names = gone, (*gone.own, message), {}
+                    repaired.append(((*above, message), gone, {}, own))
+                    state = self.states.get((conversation, tuple(spell(m) for m in own)))
             if state is not None:
                 state = self.states[conversation, tuple(spell(m) for m in state.own)]
                 found, length, own = state, index + 1, state.own
         return found, length, own, repaired
 
     def learn(self, conversation: int, repaired: list[Spelling]) -> None:
-        for own, state, names in repaired:
+        for own, state, names, whole in repaired:
             key = (conversation, tuple(spell(m) for m in own))
-            if key not in self.states:
+            if whole is not None:
+                if key not in self.states:
+                    self.whole.setdefault(key, (state, whole))
+            elif key not in self.states:
                 self.states[key], self.names[key] = state, names
 
     def add(self, conversation: int, own: History, state: State, *, alias: bool = False) -> None:
@@ -155,6 +178,7 @@ class Reference:
         self.names.pop(key, None)
         if not alias:
             self.owned.add(key)
+            self.whole.pop(key, None)
 
     def answered(self, conversation: int, before: History, message: Message, state: State) -> None:
         self.answers.setdefault((conversation, tuple(spell(m) for m in before)), []).append((message, state))

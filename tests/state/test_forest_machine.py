@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 from char_codec import END, OTHER_END, CharCodec, assistant_text, ids_of, text_of, twin
-from forest_reference import History, Pending, Reference, State, Turn, spell
+from forest_reference import History, Pending, Reference, State, Turn, says_nothing, spell
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -91,7 +91,7 @@ class ForestMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.turns)
     @rule(data=st.data(), losses=st.integers(0, 255), tail=users, names=st.sampled_from(["n", "m"]))
     def lossy(self, data: st.DataObject, losses: int, tail: Message, names: str) -> None:
-        """What a client sends back that trims or pads texts, drops reasoning, and names calls its own way."""
+        """What a client sends back that trims or pads texts, drops thoughts or empty answers, and renames calls."""
         turn = data.draw(st.sampled_from(self.turns))
         history: list[Message] = []
         new: dict[str, str] = {}
@@ -104,7 +104,8 @@ class ForestMachine(RuleBasedStateMachine):
                 message = replace(message, content=content, reasoning=reasoning, tool_calls=calls)
             elif message.tool_call_id in new:
                 message = replace(message, tool_call_id=new[message.tool_call_id])
-            history.append(message)
+            if not (losses & 8 and says_nothing(message) and message.role == "assistant"):
+                history.append(message)
         last = history[-1].tool_calls
         result = [Message(role="tool", content="r", tool_call_id=call.id) for call in last] if losses & 128 else []
         self.request(turn.conversation, (*history, *result, tail))
@@ -183,7 +184,7 @@ class ForestMachine(RuleBasedStateMachine):
         assert match.num_matched == length
         assert len(match.aliases) == len(repaired) and all(alias.repair.kinds for alias in match.aliases)
         renames = [dict(alias.repair.renames) for alias in match.aliases]
-        assert renames == [names for _, _, names in repaired]
+        assert renames == [names for _, _, names, _ in repaired]
         assert match.is_full == (length == len(history))
         if base is None:
             assert match.kind == "root"
@@ -339,7 +340,7 @@ class ForestMachine(RuleBasedStateMachine):
             start, told = above.run
             turn.run = (start, (*told, reply))
             joined = _joined(turn.run[1])
-            if spell(joined) != spell(whole):
+            if spell(joined) != spell(whole) and spell(reply) != spell(Message(role="assistant")):
                 self.reference.add(pending.conversation, (*start, joined), state, alias=True)
                 self.reference.answered(pending.conversation, start, joined, state)
 

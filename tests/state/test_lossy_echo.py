@@ -131,7 +131,10 @@ def test_losses_in_some_turns_only_still_make_one_line(data: st.DataObject) -> N
     for number in range(data.draw(st.integers(1, 5))):
         history: list[Message] = [Message(role="user", content="hi")]
         for at, (message, _) in enumerate(turns):
-            loss = data.draw(st.integers(0, 7))
+            loss = data.draw(st.integers(0, 15))
+            if loss & 8 and not message.content.strip() and not message.tool_calls:
+                history.append(Message(role="user", content=f"go {at}"))
+                continue
             ids = {call.id: f"{number}/{call.id}" if loss & 4 else call.id for call in message.tool_calls}
             history.append(
                 replace(
@@ -156,3 +159,48 @@ def test_an_answer_shown_with_its_calls_as_text_is_another_message() -> None:
     said = Message(role="assistant", content="A", tool_calls=(ToolCall(id="c", name="f", arguments="{}"),))
     flat = Message(role="assistant", content='A\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
     assert compare_echo(flat, said) is None and compare_echo(replace(said, tool_calls=()), said) is None
+
+
+HI, GO = Message(role="user", content="hi"), Message(role="user", content="go")
+NOTHING = Message(role="assistant")
+
+
+def test_of_two_empty_answers_that_are_missing_the_newest_is_taken_and_it_stays() -> None:
+    forest = SessionForest()
+    answer(forest, (HI,), NOTHING)
+    newest = answer(forest, (HI,), replace(NOTHING, reasoning="r"))
+    match = find(forest, (HI, GO))
+    assert (match.parent, match.num_matched) == (newest, 1)
+    assert match.repairs == ["answer_missing", "reasoning_missing", "ambiguous"]
+    node = answer(forest, (HI, GO), Message(role="assistant", content="ok"))
+    answer(forest, (HI,), NOTHING)  # newer still, but the line has gone on
+    after = find(forest, (HI, GO, Message(role="assistant", content="ok"), HI))
+    assert (after.parent, after.repairs) == (node, [])
+
+
+def test_nothing_is_missing_before_a_result_an_answer_or_the_end_or_behind_other_words() -> None:
+    forest = SessionForest()
+    node = answer(forest, (HI,), NOTHING)
+    result = Message(role="tool", content="r", tool_call_id="c")
+    for tail in ((), (result,), (Message(role="assistant", content="other"), GO)):
+        match = find(forest, (HI, *tail))
+        assert (match.parent, match.repairs) == (node.parent, [])
+    assert find(forest, (GO, GO)).num_matched == 0
+    assert find(forest, (HI, GO), lenient=False).parent is node.parent
+    said = answer(forest, (GO,), Message(role="assistant", content="said"))
+    assert find(forest, (GO, GO)).parent is said.parent
+
+
+def test_a_history_without_the_empty_answer_may_be_a_state_of_its_own() -> None:
+    """The longer request was placed before the empty answer to the shorter one came."""
+    forest = SessionForest()
+    longer = find(forest, (HI, GO))
+    answer(forest, (HI,), NOTHING)
+    answer(forest, (HI, GO), Message(role="assistant", content="behind"))
+    assert find(forest, (HI, GO)).num_matched == 2
+    alone = forest.commit(
+        Placement(match=longer, messages=(HI, GO), observation_ids=(1,)),
+        Response(result=RESULT, message=NOTHING, digest=message_digest(NOTHING)),
+    )
+    assert find(forest, (HI, GO)).parent is alone.parent
+    assert find(forest, (HI, NOTHING, GO)).parent is not alone.parent

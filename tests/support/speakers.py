@@ -14,18 +14,32 @@ from typing import Any, ClassVar
 
 import anthropic
 from gateway_serve import Json, Serve
+from pictures import chat_part, data_uri, messages_block, png, text
 
-Part = str
-"""A piece of a text. An image would be a second kind: `_Speaker.part` says how each protocol writes it."""
+
+@dataclass(frozen=True)
+class Picture:
+    """An image of its own for each `mark`; on the `web` it comes by its address."""
+
+    mark: int
+    web: bool = False
+
+    @property
+    def url(self) -> str:
+        return f"https://example.org/{self.mark}.png" if self.web else data_uri(png(mark=self.mark))
+
+
+Part = str | Picture
+"""A piece of a text, or an image between such pieces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
     """What the client adds before a turn: the results of the calls it was told of, then a user message.
 
-    `results` are texts for the calls in order (the last one again where there are more calls); `parts` make the user
-    message, none: no message. With neither the history ends in the assistant's message, which goes on or is followed by
-    another. `max_tokens` limits the answer.
+    `results` are texts or images for the calls in order (the last one again where there are more calls); `parts` make
+    the user message, none: no message. With neither the history ends in the assistant's message, which goes on or is
+    followed by another. `max_tokens` limits the answer.
     """
 
     parts: tuple[Part, ...] = ()
@@ -38,7 +52,7 @@ class Plan:
     """A conversation. Tools are `{name, description, parameters}`; `shots` are complete foreign turns before it."""
 
     asks: tuple[Ask, ...]
-    system: tuple[Part, ...] = ()
+    system: tuple[str, ...] = ()
     tools: tuple[Json, ...] = ()
     kwargs: Json = field(default_factory=dict)
 
@@ -71,7 +85,7 @@ class Speaker:
 
     async def turn(self, ask: Ask) -> Told:
         results = [ask.results[min(at, len(ask.results) - 1)] for at in range(len(self.calls))] if ask.results else []
-        said = [(call[0], text) for call, text in zip(self.calls, results, strict=False)]
+        said = [(call[0], result) for call, result in zip(self.calls, results, strict=False)]
         self.history += self.added(said, ask.parts)
         body = self.body() | ({} if ask.max_tokens is None else {self.limit: ask.max_tokens})
         reply = await (self.send_real(body) if self.real else self.send_bare(body))
@@ -92,11 +106,15 @@ class Speaker:
         return []
 
     def part(self, part: Part) -> Json:
-        return {"type": "text", "text": part}
+        return text(part) if isinstance(part, str) else self.picture(part)
+
+    def picture(self, picture: Picture) -> Json:
+        return chat_part(picture.url)
 
     def content(self, parts: Sequence[Part]) -> Any:
-        """One part as a plain string, more as a list."""
-        return parts[0] if len(parts) == 1 else [self.part(part) for part in parts]
+        """One text as a plain string, anything else as a list."""
+        (only,) = parts if len(parts) == 1 else (None,)
+        return only if isinstance(only, str) else [self.part(part) for part in parts]
 
     def body(self) -> Json:
         raise NotImplementedError
@@ -128,7 +146,7 @@ class ChatSpeaker(Speaker):
         return {"model": "m", "messages": self.history} | _given(tools=tools, chat_template_kwargs=self.plan.kwargs)
 
     def added(self, results: list[tuple[str, Part]], parts: tuple[Part, ...]) -> list[Json]:
-        tools = [{"role": "tool", "tool_call_id": name, "content": self.content((text,))} for name, text in results]
+        tools = [{"role": "tool", "tool_call_id": name, "content": self.content((part,))} for name, part in results]
         return [*tools, *([{"role": "user", "content": self.content(parts)}] if parts else [])]
 
     def read(self, reply: Json) -> Told:
@@ -168,7 +186,10 @@ class ResponsesSpeaker(Speaker):
     name, path, limit = "responses", "/v1/responses", "max_output_tokens"
 
     def part(self, part: Part) -> Json:
-        return {"type": "input_text", "text": part}
+        return {"type": "input_text", "text": part} if isinstance(part, str) else self.picture(part)
+
+    def picture(self, picture: Picture) -> Json:
+        return {"type": "input_image", "detail": "auto", "image_url": picture.url}
 
     def body(self) -> Json:
         tools = [{"type": "function", "strict": False, **tool} for tool in self.plan.tools]
@@ -178,7 +199,7 @@ class ResponsesSpeaker(Speaker):
 
     def added(self, results: list[tuple[str, Part]], parts: tuple[Part, ...]) -> list[Json]:
         items = [
-            {"type": "function_call_output", "call_id": name, "output": self.content((text,))} for name, text in results
+            {"type": "function_call_output", "call_id": name, "output": self.content((part,))} for name, part in results
         ]
         return [*items, *([{"role": "user", "content": self.content(parts)}] if parts else [])]
 
@@ -222,6 +243,11 @@ class ResponsesSpeaker(Speaker):
 class MessagesSpeaker(Speaker):
     name, path, limit = "messages", "/v1/messages", "max_tokens"
 
+    def picture(self, picture: Picture) -> Json:
+        if picture.web:
+            return {"type": "image", "source": {"type": "url", "url": picture.url}}
+        return messages_block(png(mark=picture.mark))
+
     @cached_property
     def _client(self) -> anthropic.AsyncAnthropic:
         return anthropic.AsyncAnthropic(
@@ -247,9 +273,9 @@ class MessagesSpeaker(Speaker):
 
     def added(self, results: list[tuple[str, Part]], parts: tuple[Part, ...]) -> list[Json]:
         blocks = [
-            {"type": "tool_result", "tool_use_id": name, "content": self.content((text,))} for name, text in results
+            {"type": "tool_result", "tool_use_id": name, "content": self.content((part,))} for name, part in results
         ]
-        if not blocks and len(parts) == 1:
+        if not blocks and len(parts) == 1 and isinstance(parts[0], str):
             return [{"role": "user", "content": parts[0]}]
         blocks += [self.part(part) for part in parts]
         return [{"role": "user", "content": blocks}] if blocks else []

@@ -119,7 +119,7 @@ class Answer:
         outcome = self.outcome()
         if isinstance(outcome, ApiError):
             if not self._begun:
-                await send_error(self.dialect, outcome, self.send, self._headers())
+                await self._tell_error(outcome, self._match_headers())
                 return True
             self.delivery.abort()
             await gone
@@ -137,8 +137,11 @@ class Answer:
             return False
         outcome = self.outcome()
         assert isinstance(outcome, ApiError)
-        await send_error(self.dialect, outcome, self.send)
+        await self._tell_error(outcome)
         return True
+
+    async def _tell_error(self, error: ApiError, headers: tuple[Header, ...] = ()) -> None:
+        await send_error(self.dialect, replace(error, request_id=self.request_id), self.send, headers)
 
     async def _until(self, event: asyncio.Future[Any], gone: asyncio.Task[None]) -> bool:
         """Whether `event` came; False: the client went before it."""
@@ -165,10 +168,12 @@ class Answer:
         return frame
 
     def _headers(self) -> tuple[Header, ...]:
+        return (*_id_headers(self.dialect, self.request_id), *self._match_headers())
+
+    def _match_headers(self) -> tuple[Header, ...]:
         head = self.held.head
         assert head is not None
         return (
-            (b"x-request-id", self.request_id.encode()),
             (b"x-silva-match", (self.match or self.held.record.match or head.match).encode()),
             (b"x-silva-state", head.state.encode()),
             (b"x-silva-repairs", str(head.num_repairs).encode()),
@@ -179,7 +184,12 @@ async def send_error(dialect: Dialect, error: ApiError, send: Send, headers: tup
     """An error as the whole answer, in the protocol's own shape."""
     if error.status in (401, 404):
         headers = (*headers, RETRY_HEADER)
+    headers = (*headers, *_id_headers(dialect, error.request_id))
     await send_json(send, error.status, dialect.error(error), headers)
+
+
+def _id_headers(dialect: Dialect, request_id: str) -> tuple[Header, ...]:
+    return tuple((name, request_id.encode()) for name in dialect.request_id_headers) if request_id else ()
 
 
 @asynccontextmanager

@@ -45,6 +45,7 @@ class ChatDialect:
 
     name = "chat"
     routes = ("chat/completions",)
+    request_id_headers = (b"x-request-id",)
     connected_frame = b": connected\n\n"
     heartbeat_frame = b": waiting\n\n"
 

@@ -82,7 +82,7 @@ class TurnReply:
 class ApiError:
     """An answer that is no turn. `code` is a stable word, `field` the path of the offending value.
 
-    The rest is told of a stream that failed: which request it was, the model's name and the time.
+    `request_id` says which request it was (empty: one that was not recorded). The rest is told of a stream that failed.
     """
 
     status: int
@@ -105,6 +105,11 @@ class Dialect(Protocol):
     @property
     def routes(self) -> tuple[str, ...]:
         """Resource paths, without any prefix."""
+        ...
+
+    @property
+    def request_id_headers(self) -> tuple[bytes, ...]:
+        """Names of the response headers that tell the id of the request."""
         ...
 
     @property

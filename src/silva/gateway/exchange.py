@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -92,7 +93,7 @@ class ModelEndpoint:
             await self._tell(live, record, answer)
         elif read is not None:
             _settle(live, record, read)
-            await send_error(dialect, read, send)
+            await send_error(dialect, replace(read, request_id=record.request_id), send)
         elif not live.session.ended:
             record.error_code = "client_disconnected"
 

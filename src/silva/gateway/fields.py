@@ -10,6 +10,7 @@ from silva.gateway.content import project_tools
 from silva.gateway.dialect import ApiError
 from silva.gateway.history import HistoryCache
 from silva.gateway.json_in import RawObject, read_list, read_value
+from silva.state.identity import canonical_tool
 from silva.types.errors import RequestError
 from silva.types.messages import Conversation, JsonObject
 
@@ -67,7 +68,8 @@ def read_conversation(
     if known is not None:
         return known
     functions, skipped = project(tools)
-    conversation = Conversation(tools=functions, template_kwargs=_template_kwargs(kwargs))
+    tools_read = tuple(canonical_tool(tool) for tool in functions)
+    conversation = Conversation(tools=tools_read, template_kwargs=_template_kwargs(kwargs))
     history.keep_conversation(key, conversation, skipped)
     return conversation, skipped
 

@@ -39,6 +39,7 @@ class MessagesDialect:
     name = "messages"
     routes = ("messages",)
     count_routes = ("messages/count_tokens",)
+    request_id_headers = (b"x-request-id", b"request-id")
     connected_frame = _PING
     heartbeat_frame = _PING
 

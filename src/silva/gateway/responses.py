@@ -48,6 +48,7 @@ class ResponsesDialect:
 
     name = "responses"
     routes = ("responses",)
+    request_id_headers = (b"x-request-id",)
     connected_frame = b": connected\n\n"
     heartbeat_frame = b": waiting\n\n"
 

@@ -54,7 +54,8 @@ class TurnSettings:
     `seed` is that of the run (--seed). `codec_mode` rerender makes each turn a new root. `echo_match` lenient takes an
     assistant message that lost something on its way back for the turn that it was; exact takes it for another. What
     `profiles` match does not count for who is who.
-    `retry_delays_s`: one retry of a failed engine call after each pause.
+    `retry_delays_s`: one retry of a failed engine call after each pause. `resume_aborted`: a turn whose engine call was
+    aborted goes on behind the tokens that it has, else it is sampled again from its prompt.
     """
 
     train: SamplingSettings = field(default_factory=SamplingSettings)
@@ -66,6 +67,7 @@ class TurnSettings:
     profiles: tuple[Profile, ...] = tuple(PROFILES.values())
     engine_timeout_s: float = 300.0
     retry_delays_s: tuple[float, ...] = (0.5, 2.0, 5.0)
+    resume_aborted: bool = True
 
     def sampling(self, mode: Mode) -> SamplingSettings:
         return self.eval if mode == "eval" else self.train
@@ -113,7 +115,11 @@ class TurnService:
         self._media = media
         self._canonicaliser = Canonicaliser(settings.profiles)
         self._client = EngineClient(
-            engine, clock, timeout_s=settings.engine_timeout_s, retry_delays_s=settings.retry_delays_s
+            engine,
+            clock,
+            timeout_s=settings.engine_timeout_s,
+            retry_delays_s=settings.retry_delays_s,
+            resume=settings.resume_aborted,
         )
         self._longest_token = max(map(len, codec.tokenizer.get_vocab()))
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="silva-codec")

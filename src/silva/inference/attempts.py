@@ -61,6 +61,10 @@ class _Sampled:
             self.cached_tokens = result.cached_tokens
         self.num_aborts += result.finish_reason == "abort"
 
+    def restart(self) -> None:
+        """Let go of what was sampled so far."""
+        self.ids, self.logprobs, self.kept_mass, self.spans = [], [], [], ()
+
     def generation(self, last: GenerateResult) -> Generation:
         """The whole. An abort that came exactly at the end of the budget is a turn cut by length."""
         if len(last.ids) == len(self.ids) and last.finish_reason != "abort":
@@ -80,15 +84,19 @@ class _Sampled:
 class EngineClient:
     """Consumes a prompt, produces its generation, waits for the session's gate and the engine; woken by both.
 
-    `retry_delays_s` are the pauses before a faulty attempt is made again: one retry each. `counters` counts
-    `engine_fault`, `engine_abort` and `cut_after_stop_id`.
+    `retry_delays_s` are the pauses before a faulty attempt is made again: one retry each. An aborted attempt is
+    continued, or without `resume` made again from the prompt. `counters` counts `engine_fault`, `engine_abort` and
+    `cut_after_stop_id`.
     """
 
-    def __init__(self, engine: Engine, clock: Clock, *, timeout_s: float, retry_delays_s: tuple[float, ...]):
+    def __init__(
+        self, engine: Engine, clock: Clock, *, timeout_s: float, retry_delays_s: tuple[float, ...], resume: bool = True
+    ):
         self._engine = engine
         self._clock = clock
         self._timeout_s = timeout_s
         self._retry_delays_s = retry_delays_s
+        self._resume = resume
         self.counters: Counter[str] = Counter()
         self._running: dict[str, str] = {}
 
@@ -127,7 +135,9 @@ class EngineClient:
             sampled.add(result)
             if result.finish_reason != "abort" or len(sampled.ids) >= sampling.max_new_tokens:
                 return sampled.generation(result)
-            num_idle = 0 if result.ids else num_idle + 1
+            if not self._resume:
+                sampled.restart()
+            num_idle = 0 if result.ids and self._resume else num_idle + 1
             if num_idle:
                 await self._clock.sleep(min(IDLE_ABORT_PAUSE_S * 2 ** min(num_idle, 8), MAX_IDLE_ABORT_PAUSE_S))
 

@@ -1,7 +1,7 @@
 """Lossy echoes: what a client may lose of an assistant message so that it is still the turn that was sampled.
 
-Clients trim texts, drop the reasoning and give calls ids of their own. None of this is a new turn: the request goes on
-behind the stored tokens, and each repair is told and counted.
+Clients trim texts, drop the reasoning, give calls ids of their own, and have nothing to send back of an empty answer.
+None of this is a new turn: the request goes on behind the stored tokens, and each repair is told and counted.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from silva.state.forest import Node
 
 EchoMatch = Literal["lenient", "exact"]
-RepairKind = Literal["blanks", "reasoning_missing", "call_ids", "ambiguous"]
+RepairKind = Literal["blanks", "reasoning_missing", "call_ids", "answer_missing", "ambiguous"]
 Renames = Mapping[str, str]
 """A client's id of a call -> the id that it was given."""
 MessageAt = Callable[[int], Message]
 
 NO_RENAMES: Renames = {}
 """Never written to."""
+_NOTHING = echo_digest(Message(role="assistant"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,11 +37,16 @@ class Repair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EchoAlias:
-    """A spelling of a history, found to lead to a state; `key` is the key that it has by its own words."""
+    """A spelling of a history, found to lead to a state; `key` is the key that it has by its own words.
+
+    Where the answer of that state is missing, the spelling ends with the message behind it, and `beyond` is the key
+    that this message really leads to.
+    """
 
     key: bytes
     node: Node
     repair: Repair
+    beyond: bytes | None = None
 
 
 class EchoIndex:
@@ -82,6 +88,25 @@ class EchoIndex:
                 kinds = (*found[1].kinds, "ambiguous")
                 return found[0], Repair(kinds=kinds, renames=found[1].renames)
         return found
+
+    def unsaid(self, before: bytes) -> tuple[Node, Repair] | None:
+        """An answer to the state `before` without text or calls, of which nothing may come back; chosen as in `find`.
+
+        Its thoughts, where it has some, are missing as well then.
+        """
+        # One that goes on with a cut turn and adds nothing to it leads to the state where it began.
+        answers = [
+            (said, node) for said, node in self._by_state.get(before, {}).get(_NOTHING, ()) if node.key != before
+        ]
+        if not answers:
+            return None
+        said, node = answers[-1]
+        kinds: list[RepairKind] = ["answer_missing"]
+        if said.reasoning.strip():
+            kinds.append("reasoning_missing")
+        if any(other.key != node.key for _, other in answers):
+            kinds.append("ambiguous")
+        return node, Repair(kinds=tuple(kinds), renames=NO_RENAMES)
 
 
 def compare_echo(echo: Message, said: Message) -> Repair | None:

@@ -272,6 +272,8 @@ class SessionForest:
         self._echoes = EchoIndex()
         self._renames: dict[bytes, Renames] = {}
         self._num_spellings: dict[bytes, int] = {}
+        self._unsaid: dict[bytes, tuple[Node, bytes]] = {}
+        """A history that lacks an empty answer -> that answer, and the key of the whole history."""
 
     def root_of(self, conversation: Conversation) -> bytes:
         """Key of the empty conversation with these tools and arguments. Raises RequestError as `root_key`."""
@@ -300,11 +302,12 @@ class SessionForest:
                 parent, num_matched = node, length
                 break
         aliases: list[EchoAlias] = []
-        if lenient and message_at is not None and num_matched:
-            chain, num_matched = self._repair(chain, num_matched, message_at, aliases)
-            parent = self._by_key[chain.keys[num_matched - 1]]
+        if lenient and message_at is not None and parent is not None and num_matched:
+            chain, num_matched, parent = self._repair(chain, num_matched, parent, message_at, aliases)
+        known = self._by_key.get(root)
         return Match(
-            conversation=conversation,
+            # Tools may be the same without being equal; the model goes on reading those that it read.
+            conversation=conversation if known is None else known.conversation,
             root=root,
             request_key=chain.keys[-1] if chain.keys else root,
             num_messages=len(chain.keys),
@@ -340,7 +343,9 @@ class SessionForest:
                 digest = message_digest(replace(message, tool_call_id=result_id))
         spelled = key = chain_key(chain.keys[-1] if chain.keys else root, digest)
         node = self._by_key.get(key)
-        if node is not None and node.key != key:
+        if node is None and key in self._unsaid:
+            renames, key = NO_RENAMES, self._unsaid[key][1]
+        elif node is not None and node.key != key:
             renames = self._renames.get(key, NO_RENAMES)
             key = node.key
         chain.keys.append(key)
@@ -349,30 +354,50 @@ class SessionForest:
         return spelled
 
     def _repair(
-        self, exact: _Chain, length: int, message_at: MessageAt, aliases: list[EchoAlias]
-    ) -> tuple[_Chain, int]:
-        """Read on behind the `length` messages that are known as they stand, with lossy echoes repaired.
+        self, exact: _Chain, length: int, parent: Node, message_at: MessageAt, aliases: list[EchoAlias]
+    ) -> tuple[_Chain, int, Node]:
+        """Read on behind the `length` messages that lead to `parent` as they stand, with lossy echoes repaired.
 
-        Only the message behind a state can be an echo of an answer to it. Each step is made once, since a long history
-        may need many repairs.
+        Only the message behind a state can be an echo of an answer to it, or lack one. Each step is made once, since a
+        long history may need many repairs.
         """
         num = len(exact.digests)
         chain = exact.first(length, exact.digests)
         for index in range(length, num):
-            found = None
             state = chain.keys[-1]
             spelled = self._step(b"", chain, index, message_at)
-            if spelled not in self._by_key and index == length:
-                found = self._echoes.find(state, index, message_at, num)
-            if found is not None:
-                node, repair = found
-                aliases.append(EchoAlias(key=spelled, node=node, repair=repair))
-                chain.keys[-1], chain.renames[-1] = node.key, repair.renames
-            if chain.keys[-1] in self._by_key:
-                length = index + 1
+            if chain.keys[-1] not in self._by_key and index == length:
+                if (found := self._echoes.find(state, index, message_at, num)) is not None:
+                    node, repair = found
+                    aliases.append(EchoAlias(key=spelled, node=node, repair=repair))
+                    chain.keys[-1], chain.renames[-1] = node.key, repair.renames
+                elif (alias := self._missing(state, spelled, exact.digests[index], message_at, index)) is not None:
+                    aliases.append(alias)
+                    parent = alias.node
+                    chain.keys[-1], chain.renames[-1] = alias.beyond or parent.key, NO_RENAMES
+            known = self._by_key.get(chain.keys[-1])
+            if known is not None:
+                length, parent = index + 1, known
             elif not aliases:
-                return exact, length
-        return chain, length
+                return exact, length, parent
+        return chain, length, parent
+
+    def _missing(
+        self, state: bytes, spelled: bytes, digest: bytes, message_at: MessageAt, index: int
+    ) -> EchoAlias | None:
+        """The empty answer to `state` that the request left out before message `index`.
+
+        No results can follow an answer without calls, and two answers in a row are none left out.
+        """
+        found = self._echoes.unsaid(state)
+        if found is None or message_at(index).role not in ("user", "system"):
+            return None
+        node, repair = found
+        if spelled in self._unsaid:  # as it was read before, whatever was answered since
+            node, beyond = self._unsaid[spelled]
+        else:
+            beyond = chain_key(node.key, digest)
+        return EchoAlias(key=spelled, node=node, repair=repair, beyond=beyond)
 
     def node_of(self, key: bytes) -> Node | None:
         """The state with this key, the newest of several."""
@@ -380,7 +405,7 @@ class SessionForest:
 
     def unknown_spellings(self, match: Match) -> list[EchoAlias]:
         """Those repairs of a match that no committed turn has brought yet."""
-        return [alias for alias in match.aliases if alias.key not in self._by_key]
+        return [alias for alias in match.aliases if alias.key not in self._by_key and alias.key not in self._unsaid]
 
     def next_sibling(self, request_key: bytes) -> int:
         """How many responses the state with this key has had."""
@@ -420,7 +445,12 @@ class SessionForest:
         return node
 
     def _join_told(self, node: Node) -> None:
-        """Let answers that came one after the other be echoed as one message, as clients and protocols merge them."""
+        """Let answers that came one after the other be echoed as one message, as clients and protocols merge them.
+
+        One that adds nothing is left out: the message without it is that of the answers before.
+        """
+        if node.told == Message(role="assistant"):
+            return
         run = node.run()
         told = [part.told for part in run if part.told is not None]
         joined = Message(
@@ -442,7 +472,11 @@ class SessionForest:
         self._renames.pop(key, None)
         if holder is not None:
             self._memos.clear()
-            return
+        else:
+            self._forget(key)
+
+    def _forget(self, key: bytes) -> None:
+        """Read histories with this key anew from there on: it leads somewhere else now."""
         for root, memo in self._memos.items():
             if key in memo.keys:
                 length = memo.keys.index(key)
@@ -450,6 +484,11 @@ class SessionForest:
 
     def _spelling(self, alias: EchoAlias) -> None:
         """Remember a lossy echo, so that it needs no repair again."""
+        if alias.beyond is not None:
+            if alias.key not in self._by_key and alias.key not in self._unsaid:
+                self._unsaid[alias.key] = (alias.node, alias.beyond)
+                self._forget(alias.key)
+            return
         number = self._num_spellings.get(alias.node.key, 0)
         if number < MAX_SPELLINGS and alias.key not in self._by_key:
             self._num_spellings[alias.node.key] = number + 1
@@ -504,7 +543,7 @@ class SessionForest:
         )
         self.nodes.append(node)
         holder = self._by_key.get(key)
-        if holder is not None and holder.key != key:
+        if (holder is not None and holder.key != key) or self._unsaid.pop(key, None) is not None:
             self._memos.clear()
         self._by_key[key] = node
         if parent is not None:

@@ -22,6 +22,7 @@ MAX_FOLDED_DEPTH = 100
 """A fixed bound: left to the interpreter's own, identity would depend on how deep the caller's stack is."""
 
 _IGNORED_TOOL_KEYS = frozenset({"strict", "cache_control", "defer_loading", "eager_input_streaming"})
+_FUNCTION_KEYS = ("name", "description", "parameters")
 
 
 def root_key(conversation: Conversation) -> bytes:
@@ -71,16 +72,24 @@ def echo_digest(message: Message) -> bytes:
 
 
 def canonical_tool(tool: JsonObject) -> JsonObject:
-    """A tool definition without the keys that tell nothing about the function."""
-    kept = {key: value for key, value in tool.items() if key not in _IGNORED_TOOL_KEYS}
+    """A tool definition without the keys that tell nothing about the function, and its own keys in one order.
+
+    This is also what the model reads: tools that count as the same look the same to it, whatever protocol they came by.
+    The order inside the parameters is the client's.
+    """
+    kept = {"type": tool.get("type", "function"), **_telling(tool)}
     function = kept.get("function")
     if isinstance(function, dict):
-        inner = {key: value for key, value in function.items() if key not in _IGNORED_TOOL_KEYS}  # pyright: ignore
-        parameters = inner.get("parameters")  # pyright: ignore
+        inner = _telling(function)  # pyright: ignore
+        parameters = inner.get("parameters")
         if isinstance(parameters, dict):
             inner["parameters"] = {k: v for k, v in parameters.items() if k != "$schema"}  # pyright: ignore
-        kept["function"] = inner
+        kept["function"] = {key: inner[key] for key in (*_FUNCTION_KEYS, *inner) if key in inner}
     return kept
+
+
+def _telling(fields: JsonObject) -> JsonObject:
+    return {key: value for key, value in fields.items() if key not in _IGNORED_TOOL_KEYS and value is not None}
 
 
 def canonical_arguments(raw: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -193,6 +194,7 @@ def show_session(run_dir: str | Path, session_id: str) -> JsonDoc:
             "nodes": [{key: node[key] for key in _NODE_KEYS} for node in map(_node_doc, _nodes(conn, session_id))],
             "samples": [_sample_doc(sample) for sample in load_samples(conn, session_id)],
             "requests": [_request_doc(request) for request in _requests(conn, session_id)],
+            "ignored_fields": _ignored_fields(conn, session_id),
         }
 
 
@@ -324,6 +326,12 @@ def _request_doc(row: sqlite3.Row) -> JsonDoc:
         "wait_s": row["wait_s"],
         "latency_s": row["latency_s"],
     }
+
+
+def _ignored_fields(conn: sqlite3.Connection, session_id: str) -> dict[str, int]:
+    """In how many requests of a session each name stood that means nothing here."""
+    counts = Counter(name for row in _requests(conn, session_id) for name in json.loads(row["ignored_fields"]))
+    return dict(sorted(counts.items()))
 
 
 def _no_session(conn: sqlite3.Connection, run_dir: str | Path, session_id: str) -> LedgerError:

@@ -15,6 +15,7 @@ _REPAIRS = {
     "blanks": "outer blanks of a text were lost",
     "reasoning_missing": "the reasoning was left out",
     "call_ids": "calls had ids of the client's own",
+    "answer_missing": "an empty answer was left out",
     "ambiguous": "several answers fitted, the newest was taken",
 }
 

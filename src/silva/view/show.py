@@ -68,6 +68,9 @@ def render_session(doc: Doc, decode: Decode | None = None, *, full: bool = False
     if doc["requests"]:
         lines += ["", "requests", *_table(_request_rows(doc["requests"]))]
         lines += list(_differences(doc["requests"]))
+        ignored = [f"{printable(name)} {number}" for name, number in doc.get("ignored_fields", {}).items()]
+        if ignored:
+            lines.append(f"  ignored fields, by requests: {', '.join(ignored)}")
     if doc["samples"]:
         lines += ["", "samples", *_table(_sample_rows(doc["samples"]))]
         lines += [
