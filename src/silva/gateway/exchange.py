@@ -26,11 +26,13 @@ from silva.gateway.http import (
 from silva.gateway.sessions import SESSION_ENDED, LiveSession, SessionRegistry
 from silva.gateway.turns import TurnService
 from silva.types.clock import Clock
-from silva.types.errors import EngineFault, RequestError
+from silva.types.errors import EngineFault, RequestError, StorageFault
 from silva.types.rollout import RequestRecord
 
 T = TypeVar("T")
 log = logging.getLogger("silva.gateway")
+CLIENT_GONE, STOPPED = "client_disconnected", "server_stopped"
+"""Error codes of requests that could not be answered."""
 
 _ENDED = ApiError(status=404, code=SESSION_ENDED, message="this session has ended; it takes no more requests")
 _UNKNOWN = ApiError(
@@ -70,9 +72,15 @@ class ModelEndpoint:
             request = dialect.parse(body, live.history(dialect.name))
             record.stream = request.options.stream
             record.ignored_fields = list(request.options.ignored_fields)
-            return request, body_digest(dialect.name, live.session.forest.root_of(request.conversation), request)
+            root = live.session.forest.root_of(request.conversation)
+            return request, body_digest(dialect.name, root, request.options, self._turns.identify(request)[0])
 
-        read = await self._read(f"request {record.request_id}", live, scope, receive, parse)
+        try:
+            read = await self._read(f"request {record.request_id}", live, scope, receive, parse)
+        except asyncio.CancelledError:
+            _unanswered(live, record, STOPPED)
+            delivery_of(scope).abort()
+            raise
         if isinstance(read, tuple):
             options, held = read[0].options, self._join_or_begin(live, record, *read, Evidence.of(scope))
             del read  # the body is let go with the request when its turn is placed
@@ -93,8 +101,8 @@ class ModelEndpoint:
         elif read is not None:
             _settle(live, record, read)
             await send_error(dialect, read, send)
-        elif not live.session.ended:
-            record.error_code = "client_disconnected"
+        else:
+            _unanswered(live, record, CLIENT_GONE)
 
     async def count(self, dialect: CountingDialect, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer how many tokens a request takes. It is no turn: nothing of it enters the records."""
@@ -183,6 +191,8 @@ class ModelEndpoint:
             return _told(error)
         except EngineFault as fault:
             return ApiError(status=503, code="engine_error", message=f"the inference engine failed: {fault}")
+        except StorageFault as fault:
+            return ApiError(status=503, code="storage_failed", message=str(fault))
 
     def _outcome(self, live: LiveSession, held: HeldTurn, record: RequestRecord) -> TurnReply | ApiError:
         """What became of an ended turn, for the record of one request that waited for it."""
@@ -214,10 +224,11 @@ class ModelEndpoint:
                 if not held.is_made:
                     live.held.forget(held)  # an error is told once; who asks again then asks anew
             else:
-                _unanswered(live, record, "client_disconnected")
+                _unanswered(live, record, CLIENT_GONE)
                 await self._keep(held)
         except asyncio.CancelledError:
-            _unanswered(live, record, "server_stopped")
+            _unanswered(live, record, STOPPED)
+            answer.delivery.abort()  # who cancelled us would write an error behind what was sent
             if held.is_abandoned:
                 held.drop()
                 await asyncio.gather(held.task, return_exceptions=True)
@@ -245,12 +256,14 @@ def _told(error: RequestError) -> ApiError:
 
 
 def _unanswered(live: LiveSession, record: RequestRecord, code: str) -> None:
-    """Complete the record of a request whose client could not be told, or not in full."""
+    """Complete the record of a request whose client could not be told, or not in full. What was said first stays."""
+    if record.error_code is not None:
+        return
     if live.session.ended:
         _settle(live, record, _ENDED)
-    else:
-        record.error_code = code
-        record.latency_s = live.session.since_start_s() - record.arrived_s
+        return
+    record.error_code = code
+    record.latency_s = live.session.since_start_s() - record.arrived_s
 
 
 def _settle(live: LiveSession, record: RequestRecord, error: ApiError) -> None:

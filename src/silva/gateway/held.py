@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from silva.gateway.dialect import ApiError, ModelRequest, TurnReply
+from silva.gateway.dialect import ApiError, TurnOptions, TurnReply
 from silva.gateway.http import Delivery, Scope, header
 from silva.types.rollout import MatchKind, RequestRecord
 
@@ -159,15 +159,15 @@ class HeldTurns:
             self.forget(next(iter(self._told.values())))
 
 
-def body_digest(protocol: str, root: bytes, request: ModelRequest) -> bytes:
+def body_digest(protocol: str, root: bytes, options: TurnOptions, messages: Sequence[bytes]) -> bytes:
     """Digest of all that a request asks for, in canonical form; how its reply travels (stream or not) is no part.
 
-    `root` is the key of the empty conversation with the request's tools and template arguments.
+    `root` is the key of the empty conversation with the request's tools and template arguments; `messages` are the
+    digests that count for who is who.
     """
-    options = request.options
     asked = (protocol, options.model, options.max_tokens, options.stop, options.seed, options.logprobs)
     digest = hashlib.blake2b(repr(asked).encode("utf-8", "surrogatepass"), digest_size=16)
     digest.update(root)
-    for message in request.digests:
+    for message in messages:
         digest.update(message)
     return digest.digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ DIALECTS: Mapping[str, Dialect] = {
 }
 DEFAULT_SESSION = "replay"
 _MAX_SHOWN_FAULTS = 10
+_SSE_LINE = re.compile(r"\r\n|\r|\n")
+"""What ends a line of a stream; other line breaks may stand in its texts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,7 +174,7 @@ def _spoken(output: list[JsonObject]) -> Message:
 def _events(text: str) -> list[JsonObject]:
     """The JSON objects that the data lines of a stream hold."""
     found: list[JsonObject] = []
-    for line in text.splitlines():
+    for line in _SSE_LINE.split(text):
         data = line.removeprefix("data:").strip()
         if line.startswith("data:") and data.startswith("{"):
             found.append(json.loads(data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from silva.gateway.recorded import route_of
 from silva.types.errors import ConfigError
 
 MAX_RECORDED_BYTES = 64 << 20
+log = logging.getLogger("silva.gateway")
 
 
 class Recorder:
@@ -26,7 +28,7 @@ class Recorder:
         self._app = app
         try:
             path.touch(mode=0o600)
-            self._file = path.open("ab")
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise ConfigError(f"--record {path} cannot be written: {error.strerror or error}") from error
 
@@ -68,8 +70,10 @@ class Recorder:
         }
         if status == 200:
             line["response"] = _json_or_text(answered)
-        self._file.write(msgspec.json.encode(line) + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(msgspec.json.encode(line) + b"\n")
+        except OSError as error:
+            log.error("--record: an exchange is not recorded, since the file cannot be written: %s", error)
 
 
 def _json_or_text(data: bytes) -> msgspec.Raw | str:
