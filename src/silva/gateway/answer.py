@@ -23,7 +23,7 @@ from silva.gateway.http import (
     wait_disconnect,
 )
 from silva.types.clock import Clock
-from silva.types.rollout import MatchKind
+from silva.types.rollout import RequestRecord
 
 HEARTBEAT_S = 15.0
 SILENT_JSON_S = 200.0
@@ -45,20 +45,18 @@ class AnswerSettings:
 class Answer:
     """Consumes a held turn, produces one answer on one connection; woken by the turn and by the client's loss.
 
-    `match` is what this client is told of the match (`join` where it repeats a request), `outcome` reads the turn when
-    it has ended.
+    `record` is that of this request, which may have joined the turn; `outcome` reads the turn when it has ended.
     """
 
     dialect: Dialect
     options: TurnOptions
     held: HeldTurn
-    request_id: str
+    record: RequestRecord
     clock: Clock
     settings: AnswerSettings
     receive: Receive
     send: Send
     delivery: Delivery
-    match: MatchKind | None
     outcome: Callable[[], TurnReply | ApiError]
     _num_early: int = field(default=0, init=False)
     _begun: bool = field(default=False, init=False)
@@ -67,7 +65,7 @@ class Answer:
         """Answer. False: the client is gone, or could not be told in full."""
         gone = asyncio.create_task(wait_disconnect(self.receive))
         try:
-            with self.held.waiting():
+            with self.held.wait(self.record):
                 whole = await self._tell(gone) and not self.delivery.lost
                 if whole:
                     self.held.told(self.delivery)
@@ -166,10 +164,10 @@ class Answer:
 
     def _headers(self) -> tuple[Header, ...]:
         head = self.held.head
-        assert head is not None
+        assert head is not None and self.record.match is not None
         return (
-            (b"x-request-id", self.request_id.encode()),
-            (b"x-silva-match", (self.match or self.held.record.match or head.match).encode()),
+            (b"x-request-id", self.record.request_id.encode()),
+            (b"x-silva-match", self.record.match.encode()),
             (b"x-silva-state", head.state.encode()),
             (b"x-silva-repairs", str(head.num_repairs).encode()),
         )

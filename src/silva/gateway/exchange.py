@@ -88,13 +88,12 @@ class ModelEndpoint:
                 dialect=dialect,
                 options=options,
                 held=held,
-                request_id=record.request_id,
+                record=record,
                 clock=self._clock,
                 settings=self._settings,
                 receive=receive,
                 send=send,
                 delivery=delivery_of(scope),
-                match=record.match,
                 outcome=partial(self._outcome, live, held, record),
             )
             await self._tell(live, record, answer)
@@ -158,19 +157,19 @@ class ModelEndpoint:
         return _ENDED if live.session.ended else result
 
     def _join_or_begin(
-        self, live: LiveSession, record: RequestRecord, request: ModelRequest, body: bytes, evidence: Evidence
+        self, live: LiveSession, record: RequestRecord, request: ModelRequest, asked: bytes, evidence: Evidence
     ) -> HeldTurn:
         """The turn that this request repeats, else a new one."""
-        held = live.held.find(body, evidence)
+        held = live.held.find(asked, evidence)
         if held is not None:
             record.match = "join"
             self._turns.counters["match_join"] += 1
             return held
-        self._turns.counters["repeated_without_evidence"] += live.held.knows(body)
+        self._turns.counters["repeated_without_evidence"] += live.held.knows(asked)
         for abandoned in live.held.abandoned():
             self._turns.counters["abandoned_turn"] += 1
             abandoned.drop()
-        held = HeldTurn(body=body, evidence=evidence, record=record, created_s=self._clock.wall_s())
+        held = HeldTurn(asked=asked, evidence=evidence, record=record, created_s=self._clock.wall_s())
         held.begin(self._make(live, held, request))
         live.session.open_turns.add(held.task)
         held.task.add_done_callback(live.session.open_turns.discard)
@@ -183,10 +182,13 @@ class ModelEndpoint:
         try:
             turn = await self._turns.prepare(live, request, record)
             del request
-            held.ready.set_result(TurnHead(match=turn.match, state=turn.state, num_repairs=turn.num_repairs))
+            held.ready.set_result(TurnHead(state=turn.state, num_repairs=turn.num_repairs))
             generation = await self._turns.sample(live, turn, record)
             await held.wanted.wait()
-            return await self._turns.commit(live, turn, record, generation)
+            reply = await self._turns.commit(live, turn, record, generation)
+            for waiting in held.waiting:  # here, since the session may end before they are told
+                _complete(live, waiting, record)
+            return reply
         except RequestError as error:
             return _told(error)
         except EngineFault as fault:
@@ -199,12 +201,8 @@ class ModelEndpoint:
         outcome = self._ended(live, held)
         if isinstance(outcome, ApiError):
             _settle(live, record, outcome)
-        elif record.http_status is None:
-            record.http_status = 200
-            record.latency_s = live.session.since_start_s() - record.arrived_s
-            if record is not held.record:
-                made = held.record
-                record.node_id, record.usage, record.finish_reason = made.node_id, made.usage, made.finish_reason
+        else:
+            _complete(live, record, held.record)
         return outcome
 
     def _ended(self, live: LiveSession, held: HeldTurn) -> TurnReply | ApiError:
@@ -253,6 +251,14 @@ class ModelEndpoint:
 
 def _told(error: RequestError) -> ApiError:
     return ApiError(status=error.status, code=error.code, message=str(error), field=error.field)
+
+
+def _complete(live: LiveSession, record: RequestRecord, made: RequestRecord) -> None:
+    """Complete the record of a request that gets a committed turn; `made` is that of the request that began it."""
+    if record.http_status is None:
+        record.http_status = 200
+        record.latency_s = live.session.since_start_s() - record.arrived_s
+        record.node_id, record.usage, record.finish_reason = made.node_id, made.usage, made.finish_reason
 
 
 def _unanswered(live: LiveSession, record: RequestRecord, code: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from silva.gateway.http import Receive, Scope, Send, credential
+from silva.gateway.http import Receive, Scope, Send, credential, delivery_of
 from silva.gateway.recorded import route_of
 from silva.types.errors import ConfigError
 
@@ -55,7 +55,7 @@ class Recorder:
                 status = event["status"]
             elif event["type"] == "http.response.body":
                 answered.extend(event.get("body", b""))
-                if not event.get("more_body"):
+                if not event.get("more_body") and not delivery_of(scope).lost:
                     self._write(scope, bytes(sent), status, bytes(answered))
 
         await self._app(scope, read, write)

@@ -312,7 +312,7 @@ class TurnService:
             return
         missing = await self._media.missing(placement.images())
         if any(request.images.data(digest) is None for digest in missing):  # an old one: its file was taken away
-            request.messages_between(0, request.num_messages)
+            request.messages_between(0, len(request.digests))
         found = ((digest, request.images.data(digest)) for digest in missing)
         await self._media.keep({digest: data for digest, data in found if data is not None})
 
