@@ -34,10 +34,11 @@ async def test_a_stream_with_odd_line_breaks_reads_back(codec: TurnCodec, tmp_pa
         await server.start()
         url = server.base_url + "/v1/chat/completions"
         body: Json = {"messages": HI, "stream": True}
-        await serve.http.post(url, json=body, headers={"x-api-key": "s"})
+        await serve.http.post(url, json=body, headers={"x-api-key": "s", "Idempotency-Key": "k"})
         assert text in json.loads((tmp_path / "rec").read_text().split("\n")[0])["response"]
         ((request,),) = read_recording(tmp_path / "rec").sessions.values()
         assert request.answer is not None and request.answer.content == text
+        assert request.headers["idempotency-key"] == "k" and request.headers["user-agent"].startswith("python-httpx")
         await server.close()
         recorder.close()
 

@@ -77,9 +77,12 @@ class Answer:
     async def _tell(self, gone: asyncio.Task[None]) -> bool:
         if not await self._until(self.held.ready, gone):
             return False
-        if self.held.head is None:
-            return await self._refuse(gone)
-        return await (self._stream(gone) if self.options.stream else self._json(gone))
+        if self.held.head is not None:
+            return await (self._stream(gone) if self.options.stream else self._json(gone))
+        outcome = self.outcome()
+        assert isinstance(outcome, ApiError), "a turn that was not placed has no reply"
+        await send_error(self.dialect, outcome, self.send)
+        return True
 
     async def _stream(self, gone: asyncio.Task[None]) -> bool:
         """Status 200 and the connection frame now, heartbeats while the turn is made, then every event."""
@@ -127,15 +130,6 @@ class Answer:
             await send_body(self.send, body)
         else:
             await send_json(self.send, 200, body, self._headers())
-        return True
-
-    async def _refuse(self, gone: asyncio.Task[None]) -> bool:
-        """The error of a turn that never began."""
-        if not await self._until(self.held.task, gone):
-            return False
-        outcome = self.outcome()
-        assert isinstance(outcome, ApiError)
-        await send_error(self.dialect, outcome, self.send)
         return True
 
     async def _until(self, event: asyncio.Future[Any], gone: asyncio.Task[None]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,7 +120,7 @@ class HeldTurns:
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, list[HeldTurn]] = {}
-        self._told: OrderedDict[int, HeldTurn] = OrderedDict()
+        self._told: dict[HeldTurn, None] = {}
 
     def find(self, asked: bytes, evidence: Evidence) -> HeldTurn | None:
         """The turn that a request repeats: one whose reply was lost before others, the newest of several."""
@@ -143,7 +142,7 @@ class HeldTurns:
 
     def forget(self, turn: HeldTurn) -> None:
         """Let nobody join this turn any more."""
-        self._told.pop(id(turn), None)
+        self._told.pop(turn, None)
         turns = self._by_digest.get(turn.asked, [])
         if turn in turns:
             turns.remove(turn)
@@ -154,9 +153,9 @@ class HeldTurns:
         if turn.task.cancelled() or turn.task.exception() is not None:
             self.forget(turn)
             return
-        self._told[id(turn)] = turn
+        self._told[turn] = None
         while len(self._told) > MAX_TOLD:
-            self.forget(next(iter(self._told.values())))
+            self.forget(next(iter(self._told)))
 
 
 def body_digest(protocol: str, root: bytes, options: TurnOptions, messages: Sequence[bytes]) -> bytes:

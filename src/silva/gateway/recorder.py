@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from silva.gateway.http import Receive, Scope, Send, credential, delivery_of
-from silva.gateway.recorded import route_of
+from silva.gateway.http import Receive, Scope, Send, credential, delivery_of, header
+from silva.gateway.recorded import KEPT_HEADERS, route_of
 from silva.types.errors import ConfigError
 
 MAX_RECORDED_BYTES = 64 << 20
@@ -65,6 +65,7 @@ class Recorder:
             "session": credential(scope) or "none",
             "method": "POST",
             "path": scope["path"],
+            "headers": {name: value for name in KEPT_HEADERS if (value := header(scope, name.encode()))},
             "body": _json_or_text(sent),
             "status": status,
         }

@@ -27,7 +27,7 @@ from silva.types.clock import Clock
 from silva.types.errors import RequestError, TransitionRefused
 from silva.types.generation import GenerateResult, SamplingParams
 from silva.types.messages import Message
-from silva.types.rollout import MatchKind, Mode, RequestRecord, TokenUsage
+from silva.types.rollout import Mode, RequestRecord, TokenUsage
 
 T = TypeVar("T")
 CodecMode = Literal["proven", "rerender"]
@@ -80,7 +80,6 @@ class PreparedTurn:
 
     options: TurnOptions
     placement: Placement
-    match: MatchKind
     state: str
     num_prompt: int
     num_repairs: int
@@ -137,10 +136,9 @@ class TurnService:
         match = placement.match
         await self._keep_images(placement, request)
         sampling = self._sampling(live, request.options, record, num_prompt)
-        kind = match.kind
-        record.match = kind
+        record.match = match.kind
         record.repairs = list[str](match.repairs)
-        if kind != "append" and self._settings.codec_mode == "proven":
+        if match.kind != "append" and self._settings.codec_mode == "proven":
             record.difference = first_difference(
                 session.forest,
                 match,
@@ -154,7 +152,6 @@ class TurnService:
         return PreparedTurn(
             options=request.options,
             placement=placement,
-            match=kind,
             state=(match.root if match.parent is None else match.parent.key).hex(),
             num_prompt=num_prompt,
             num_repairs=len(record.repairs),
