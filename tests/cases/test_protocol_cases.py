@@ -114,3 +114,14 @@ async def test_api_18_a_held_stream_breathes_and_a_cut_one_has_no_end(codec: Tur
         assert (done.http_status, done.error_code) == (200, None)
         assert lost.http_status is None and lost.node_id is None and lost.error_code == "client_disconnected"
         assert len([node for node in session.forest.nodes if node.kind == "response"]) == 1
+        # The server stops: that is no end of an answer either.
+        stopped = RawClient(serve.server.port, "s")
+        await stopped.send(request(kind), kind.path)
+        await stopped.head()
+        closing = asyncio.create_task(serve.server.close())
+        rest = await stopped.rest()
+        await closing
+        assert connected in rest and not any(end in rest for _, _, end in FRAMES.values())
+        held_back = session.requests[2]
+        assert held_back.error_code == "server_stopped" and held_back.http_status is held_back.node_id is None
+        assert len(session.forest.nodes) == 3 and not session.open_turns

@@ -131,6 +131,24 @@ def test_an_edited_history_and_a_side_call_have_no_remedy(
     assert (second["num_roots"], second["num_leaves"]) == (2, 2)
 
 
+def test_a_repeated_request_joins_as_it_did_and_headers_of_any_kind_do_no_harm(
+    tmp_path: Path, chatml_dir: Path, capsys: pytest.CaptureFixture[str]
+):
+    first: list[Any] = [{"role": "user", "content": "q"}]
+    second = [*first, {"role": "assistant", "content": "a"}, *first]
+    odd = {"Idempotency-Key": "k" * 100_000, "x-stainless-retry-count": "\r\nx: y\ud800", "user-agent": 7}
+    lines = [
+        claude("1", first, headers={"X-Stainless-Retry-Count": "0"}),
+        claude("2", first, headers=[["X-Stainless-Retry-Count", "1"], ["idempotency-key", "\u2713"], [1]]),
+        claude("3", second, headers=odd),
+    ]
+    recording = write(tmp_path / "rec", *lines)
+    status, found = replayed(capsys, recording, "--hf-checkpoint", chatml_dir)
+    (session,) = found["sessions"]
+    assert [turn["match"] for turn in session["requests"]] == ["root", "join", "append"]
+    assert status == 0 and session["linear"]
+
+
 def test_a_broken_recording_is_refused_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = three_turns()[0]
     bad = [

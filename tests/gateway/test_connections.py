@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from gateway_serve import Json, serving, until
+from manual_clock import ManualClock
 
 from silva.gateway.protocol import MAX_HEAD_BYTES
 from silva.state.codec import TurnCodec
@@ -16,8 +17,8 @@ HI: list[Json] = [{"role": "user", "content": "hi"}]
 BODY = json.dumps({"messages": HI}).encode()
 
 
-def post(*headers: str, body: bytes = BODY) -> bytes:
-    lines = ["POST /agentic_api/v1/chat/completions HTTP/1.1", "host: x", "authorization: Bearer s", *headers]
+def post(*headers: str, body: bytes = BODY, version: str = "1.1") -> bytes:
+    lines = [f"POST /agentic_api/v1/chat/completions HTTP/{version}", "host: x", "authorization: Bearer s", *headers]
     return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
 
 
@@ -68,6 +69,76 @@ async def test_a_head_without_end_ends_its_connection(codec: TurnCodec, filler: 
         assert b"larger than" in await reader.read()
         assert len(serve.session("s").requests) == 3
         writer.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_of_http_1_0_gets_no_chunks(codec: TurnCodec, stream: bool):
+    clock = ManualClock()
+    async with serving(codec, [{"text": "late", "delay_s": 250.0}], clock=clock) as serve:
+        reader, writer = await asyncio.open_connection("127.0.0.1", serve.server.port)
+        writer.write(post(body=json.dumps({"messages": HI, "stream": stream}).encode(), version="1.0"))
+        whole = asyncio.create_task(reader.read())
+        await clock.until(whole.done, step_s=10)
+        head, body = whole.result().split(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head and b"connection: close" in head
+        if stream:
+            assert body.startswith(b": connected\n\n: waiting\n\n") and body.endswith(b"\n\ndata: [DONE]\n\n")
+        else:
+            assert body.startswith(b"    {")
+            assert json.loads(body)["choices"][0]["message"]["content"] == "late"
+        writer.close()
+
+
+async def test_the_loss_of_a_connection_is_seen_though_more_requests_lie_behind(codec: TurnCodec):
+    clock = ManualClock()
+    async with serving(codec, [{"error": "hang"}], clock=clock) as serve:
+        _, writer = await asyncio.open_connection("127.0.0.1", serve.server.port)
+        writer.write(post() * 3)
+        await until(lambda: serve.calls("s"))
+        writer.transport.abort()
+        await until(lambda: serve.session("s").requests[0].error_code)
+        await clock.advance(30)
+        assert serve.engine.usage().num_running == 0 and not serve.session("s").open_turns
+        (record,) = serve.session("s").requests  # the others were never begun
+        assert (record.error_code, record.http_status) == ("client_disconnected", None)
+
+
+async def test_requests_that_are_sent_in_one_go_are_answered_in_order(codec: TurnCodec):
+    script: list[Json] = [{"text": str(number)} for number in range(3)]
+    async with serving(codec, script) as serve:
+        found = await answers(serve.server.port, post() * 3, 3)
+        assert [answer["choices"][0]["message"]["content"] for _, answer in found] == ["0", "1", "2"]
+
+
+async def test_what_is_no_request_does_not_break_into_an_answer(codec: TurnCodec):
+    clock = ManualClock()
+    async with serving(codec, [{"error": "hang"}], clock=clock) as serve:
+        reader, writer = await asyncio.open_connection("127.0.0.1", serve.server.port)
+        writer.write(post(body=json.dumps({"messages": HI, "stream": True}).encode()))
+        await until(lambda: serve.calls("s"))
+        writer.write(b"no request\r\n\r\n")
+        whole = await reader.read()
+        assert whole.count(b"HTTP/1.1") == 1 and whole.endswith(b": connected\n\n\r\n")
+        await until(lambda: serve.session("s").requests[0].error_code == "client_disconnected")
+        writer.close()
+
+
+async def test_requests_whose_answer_breaks_off_have_whole_records_and_no_second_answer(codec: TurnCodec):
+    async with serving(codec, [{"error": "hang"}]) as serve:
+        streams = [await asyncio.open_connection("127.0.0.1", serve.server.port) for _ in range(4)]
+        for number, ((_, writer), data) in enumerate(zip(streams, [post()[:-5], post()] * 2, strict=True), start=1):
+            writer.write(data)
+            await until(lambda number=number: "s" in serve.opened and len(serve.session("s").requests) == number)
+        await until(lambda: len(serve.calls("s")) == 2)
+        for _, writer in streams[:2]:
+            writer.transport.abort()
+        records = serve.session("s").requests
+        await until(lambda: all(record.error_code for record in records[:2]))
+        await serve.server.close()
+        assert [await reader.read() for reader, _ in streams[2:]] == [b"", b""]
+        assert [r.error_code for r in records] == ["client_disconnected"] * 2 + ["server_stopped"] * 2
+        assert all(r.http_status is None and r.latency_s is not None for r in records)
+        assert serve.engine.usage().num_running == 0 and not serve.session("s").open_turns
 
 
 async def test_a_websocket_is_refused_at_once(codec: TurnCodec):

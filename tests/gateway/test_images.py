@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,7 @@ async def test_the_three_protocols_give_one_state(codec: TurnCodec):
         ("/v1/chat/completions", {"messages": [user(text("a"), chat_part(data_uri(ONE)))]}),
         ("/v1/chat/completions", {"messages": [user(text("a"), chat_part("data:image/jpeg;base64," + wrapped))]}),
         ("/v1/chat/completions", {"messages": [user(text(""), text("a"), chat_part(f"DATA:;x=y;Base64,{bare}"))]}),
+        ("/v1/chat/completions", {"messages": [user(text("a"), chat_part(f" data:image/png; base64,\n{bare} \n"))]}),
         ("/v1/responses", {"input": [user(text("a"), {"type": "input_image", "image_url": data_uri(ONE)})]}),
         ("/v1/messages", {"max_tokens": 9, "messages": [user(text("a"), messages_block(ONE, "image/gif"))]}),
     ]
@@ -240,12 +243,42 @@ BAD: dict[str, Any] = {
     "reference": {"url": "media:sha256:" + digest(ONE)},
     "no host": {"url": "http:///x"},
     "blank inside": {"url": "https://a/ b"},
+    "zero inside": {"url": "https://a/\0b"},
     "long": {"url": "https://a/" + "x" * MAX_URL_CHARS},
     "number": {"url": 7},
     "nothing": {},
     "null": None,
     "list": [],
 }
+
+
+async def test_a_full_disk_loses_no_run_and_a_file_that_was_taken_away_comes_back(
+    codec: TurnCodec, monkeypatch: pytest.MonkeyPatch
+):
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with serving(codec, [{"text": "one"}, {"text": "two"}]) as serve:
+        history = [user(chat_part(data_uri(ONE)), chat_part(data_uri(ONE)), chat_part(WEB))]
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fsync", full)
+            answer = await serve.post("s", {"messages": history})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_failed")
+        assert str(serve.media_dir) in answer.text and os.strerror(errno.ENOSPC) in answer.text
+        assert serve.forest("s").nodes == [] and list(serve.media_dir.iterdir()) == []
+        again = await serve.post("s", {"messages": history}, x_stainless_retry_count="1")
+        assert again.headers["x-silva-match"] == "root"
+        (kept,) = serve.media_dir.iterdir()
+        history += [{"role": "assistant", "content": "one"}, user(chat_part(data_uri(TWO)))]
+        await serve.post("s", {"messages": history})
+        files = {path: path.read_bytes() for path in serve.media_dir.iterdir()}
+        assert kept in files and sorted(files.values()) == sorted([ONE, TWO])
+        for path in files:
+            path.unlink()
+        history += [{"role": "assistant", "content": "two"}, *HI]
+        more = await serve.post("s", {"messages": history})
+        assert (more.status_code, more.headers["x-silva-match"]) == (200, "append")
+        assert {path: path.read_bytes() for path in files} == files
 
 
 async def test_what_is_no_image_is_refused_by_its_path(codec: TurnCodec):

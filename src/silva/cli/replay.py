@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from silva.cli.build import load_codec, turn_settings
 from silva.cli.loop import run_async
@@ -24,7 +24,7 @@ from silva.config.options import RunConfig
 from silva.config.parse import resolve
 from silva.config.validate import validate
 from silva.gateway.app import GatewayApp
-from silva.gateway.recorded import RecordedRequest, Recording, read_recording
+from silva.gateway.recorded import RETRY_HEADERS, RecordedRequest, Recording, read_recording
 from silva.gateway.script_of import answers_of, as_sent_here, generic_parser, items_of, spoken
 from silva.gateway.server import GatewayServer, ServerSettings
 from silva.gateway.sessions import SessionRegistry
@@ -143,7 +143,7 @@ def _merged(config: RunConfig, tried: Sequence[tuple[str, RunConfig]]) -> RunCon
 
 def _client_settings(first: Replayed, requests: Sequence[RecordedRequest], remedies: Sequence[str]) -> list[str]:
     """What the client itself could be told, where the session is not linear by itself."""
-    agents = " ".join(request.user_agent.lower() for request in requests)
+    agents = " ".join(request.headers.get("user-agent", "").lower() for request in requests)
     billed = PROFILES["claude-code-billing@1"].marker.encode()
     if any(billed in request.body[: 1 << 16] for request in requests):
         agents += " claude-code"
@@ -239,6 +239,7 @@ def _post(base_url: str, request: RecordedRequest, body: bytes) -> tuple[int, st
     connection = http.client.HTTPConnection(url.hostname or "", url.port or 0, timeout=600)
     try:
         headers = {"authorization": "Bearer replay", "content-type": "application/json"}
+        headers |= {name: quote(request.headers[name]) for name in RETRY_HEADERS if name in request.headers}
         connection.request("POST", f"{url.path}/v1/{request.route}", body, headers)
         reply = connection.getresponse()
         text = reply.read().decode("utf-8", "replace")

@@ -23,7 +23,7 @@ from silva.gateway.http import (
     wait_disconnect,
 )
 from silva.types.clock import Clock
-from silva.types.rollout import MatchKind
+from silva.types.rollout import RequestRecord
 
 HEARTBEAT_S = 15.0
 SILENT_JSON_S = 200.0
@@ -45,20 +45,18 @@ class AnswerSettings:
 class Answer:
     """Consumes a held turn, produces one answer on one connection; woken by the turn and by the client's loss.
 
-    `match` is what this client is told of the match (`join` where it repeats a request), `outcome` reads the turn when
-    it has ended.
+    `record` is that of this request, which may have joined the turn; `outcome` reads the turn when it has ended.
     """
 
     dialect: Dialect
     options: TurnOptions
     held: HeldTurn
-    request_id: str
+    record: RequestRecord
     clock: Clock
     settings: AnswerSettings
     receive: Receive
     send: Send
     delivery: Delivery
-    match: MatchKind | None
     outcome: Callable[[], TurnReply | ApiError]
     _num_early: int = field(default=0, init=False)
     _begun: bool = field(default=False, init=False)
@@ -67,7 +65,7 @@ class Answer:
         """Answer. False: the client is gone, or could not be told in full."""
         gone = asyncio.create_task(wait_disconnect(self.receive))
         try:
-            with self.held.waiting():
+            with self.held.wait(self.record):
                 whole = await self._tell(gone) and not self.delivery.lost
                 if whole:
                     self.held.told(self.delivery)
@@ -79,9 +77,12 @@ class Answer:
     async def _tell(self, gone: asyncio.Task[None]) -> bool:
         if not await self._until(self.held.ready, gone):
             return False
-        if self.held.head is None:
-            return await self._refuse(gone)
-        return await (self._stream(gone) if self.options.stream else self._json(gone))
+        if self.held.head is not None:
+            return await (self._stream(gone) if self.options.stream else self._json(gone))
+        outcome = self.outcome()
+        assert isinstance(outcome, ApiError), "a turn that was not placed has no reply"
+        await self._tell_error(outcome)
+        return True
 
     async def _stream(self, gone: asyncio.Task[None]) -> bool:
         """Status 200 and the connection frame now, heartbeats while the turn is made, then every event."""
@@ -131,17 +132,8 @@ class Answer:
             await send_json(self.send, 200, body, self._headers())
         return True
 
-    async def _refuse(self, gone: asyncio.Task[None]) -> bool:
-        """The error of a turn that never began."""
-        if not await self._until(self.held.task, gone):
-            return False
-        outcome = self.outcome()
-        assert isinstance(outcome, ApiError)
-        await self._tell_error(outcome)
-        return True
-
     async def _tell_error(self, error: ApiError, headers: tuple[Header, ...] = ()) -> None:
-        await send_error(self.dialect, replace(error, request_id=self.request_id), self.send, headers)
+        await send_error(self.dialect, replace(error, request_id=self.record.request_id), self.send, headers)
 
     async def _until(self, event: asyncio.Future[Any], gone: asyncio.Task[None]) -> bool:
         """Whether `event` came; False: the client went before it."""
@@ -168,13 +160,13 @@ class Answer:
         return frame
 
     def _headers(self) -> tuple[Header, ...]:
-        return (*_id_headers(self.dialect, self.request_id), *self._match_headers())
+        return (*_id_headers(self.dialect, self.record.request_id), *self._match_headers())
 
     def _match_headers(self) -> tuple[Header, ...]:
         head = self.held.head
-        assert head is not None
+        assert head is not None and self.record.match is not None
         return (
-            (b"x-silva-match", (self.match or self.held.record.match or head.match).encode()),
+            (b"x-silva-match", self.record.match.encode()),
             (b"x-silva-state", head.state.encode()),
             (b"x-silva-repairs", str(head.num_repairs).encode()),
         )

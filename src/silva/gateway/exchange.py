@@ -27,11 +27,13 @@ from silva.gateway.http import (
 from silva.gateway.sessions import SESSION_ENDED, LiveSession, SessionRegistry
 from silva.gateway.turns import TurnService
 from silva.types.clock import Clock
-from silva.types.errors import EngineFault, RequestError
+from silva.types.errors import EngineFault, RequestError, StorageFault
 from silva.types.rollout import RequestRecord
 
 T = TypeVar("T")
 log = logging.getLogger("silva.gateway")
+CLIENT_GONE, STOPPED = "client_disconnected", "server_stopped"
+"""Error codes of requests that could not be answered."""
 
 _ENDED = ApiError(status=404, code=SESSION_ENDED, message="this session has ended; it takes no more requests")
 _UNKNOWN = ApiError(
@@ -71,9 +73,15 @@ class ModelEndpoint:
             request = dialect.parse(body, live.history(dialect.name))
             record.stream = request.options.stream
             record.ignored_fields = list(request.options.ignored_fields)
-            return request, body_digest(dialect.name, live.session.forest.root_of(request.conversation), request)
+            root = live.session.forest.root_of(request.conversation)
+            return request, body_digest(dialect.name, root, request.options, self._turns.identify(request)[0])
 
-        read = await self._read(f"request {record.request_id}", live, scope, receive, parse)
+        try:
+            read = await self._read(f"request {record.request_id}", live, scope, receive, parse)
+        except asyncio.CancelledError:
+            _unanswered(live, record, STOPPED)
+            delivery_of(scope).abort()
+            raise
         if isinstance(read, tuple):
             options, held = read[0].options, self._join_or_begin(live, record, *read, Evidence.of(scope))
             del read  # the body is let go with the request when its turn is placed
@@ -81,21 +89,20 @@ class ModelEndpoint:
                 dialect=dialect,
                 options=options,
                 held=held,
-                request_id=record.request_id,
+                record=record,
                 clock=self._clock,
                 settings=self._settings,
                 receive=receive,
                 send=send,
                 delivery=delivery_of(scope),
-                match=record.match,
                 outcome=partial(self._outcome, live, held, record),
             )
             await self._tell(live, record, answer)
         elif read is not None:
             _settle(live, record, read)
             await send_error(dialect, replace(read, request_id=record.request_id), send)
-        elif not live.session.ended:
-            record.error_code = "client_disconnected"
+        else:
+            _unanswered(live, record, CLIENT_GONE)
 
     async def count(self, dialect: CountingDialect, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer how many tokens a request takes. It is no turn: nothing of it enters the records."""
@@ -151,19 +158,19 @@ class ModelEndpoint:
         return _ENDED if live.session.ended else result
 
     def _join_or_begin(
-        self, live: LiveSession, record: RequestRecord, request: ModelRequest, body: bytes, evidence: Evidence
+        self, live: LiveSession, record: RequestRecord, request: ModelRequest, asked: bytes, evidence: Evidence
     ) -> HeldTurn:
         """The turn that this request repeats, else a new one."""
-        held = live.held.find(body, evidence)
+        held = live.held.find(asked, evidence)
         if held is not None:
             record.match = "join"
             self._turns.counters["match_join"] += 1
             return held
-        self._turns.counters["repeated_without_evidence"] += live.held.knows(body)
+        self._turns.counters["repeated_without_evidence"] += live.held.knows(asked)
         for abandoned in live.held.abandoned():
             self._turns.counters["abandoned_turn"] += 1
             abandoned.drop()
-        held = HeldTurn(body=body, evidence=evidence, record=record, created_s=self._clock.wall_s())
+        held = HeldTurn(asked=asked, evidence=evidence, record=record, created_s=self._clock.wall_s())
         held.begin(self._make(live, held, request))
         live.session.open_turns.add(held.task)
         held.task.add_done_callback(live.session.open_turns.discard)
@@ -176,26 +183,27 @@ class ModelEndpoint:
         try:
             turn = await self._turns.prepare(live, request, record)
             del request
-            held.ready.set_result(TurnHead(match=turn.match, state=turn.state, num_repairs=turn.num_repairs))
+            held.ready.set_result(TurnHead(state=turn.state, num_repairs=turn.num_repairs))
             generation = await self._turns.sample(live, turn, record)
             await held.wanted.wait()
-            return await self._turns.commit(live, turn, record, generation)
+            reply = await self._turns.commit(live, turn, record, generation)
+            for waiting in held.waiting:  # here, since the session may end before they are told
+                _complete(live, waiting, record)
+            return reply
         except RequestError as error:
             return _told(error)
         except EngineFault as fault:
             return ApiError(status=503, code="engine_error", message=f"the inference engine failed: {fault}")
+        except StorageFault as fault:
+            return ApiError(status=503, code="storage_failed", message=str(fault))
 
     def _outcome(self, live: LiveSession, held: HeldTurn, record: RequestRecord) -> TurnReply | ApiError:
         """What became of an ended turn, for the record of one request that waited for it."""
         outcome = self._ended(live, held)
         if isinstance(outcome, ApiError):
             _settle(live, record, outcome)
-        elif record.http_status is None:
-            record.http_status = 200
-            record.latency_s = live.session.since_start_s() - record.arrived_s
-            if record is not held.record:
-                made = held.record
-                record.node_id, record.usage, record.finish_reason = made.node_id, made.usage, made.finish_reason
+        else:
+            _complete(live, record, held.record)
         return outcome
 
     def _ended(self, live: LiveSession, held: HeldTurn) -> TurnReply | ApiError:
@@ -215,10 +223,11 @@ class ModelEndpoint:
                 if not held.is_made:
                     live.held.forget(held)  # an error is told once; who asks again then asks anew
             else:
-                _unanswered(live, record, "client_disconnected")
+                _unanswered(live, record, CLIENT_GONE)
                 await self._keep(held)
         except asyncio.CancelledError:
-            _unanswered(live, record, "server_stopped")
+            _unanswered(live, record, STOPPED)
+            answer.delivery.abort()  # who cancelled us would write an error behind what was sent
             if held.is_abandoned:
                 held.drop()
                 await asyncio.gather(held.task, return_exceptions=True)
@@ -245,13 +254,23 @@ def _told(error: RequestError) -> ApiError:
     return ApiError(status=error.status, code=error.code, message=str(error), field=error.field)
 
 
+def _complete(live: LiveSession, record: RequestRecord, made: RequestRecord) -> None:
+    """Complete the record of a request that gets a committed turn; `made` is that of the request that began it."""
+    if record.http_status is None:
+        record.http_status = 200
+        record.latency_s = live.session.since_start_s() - record.arrived_s
+        record.node_id, record.usage, record.finish_reason = made.node_id, made.usage, made.finish_reason
+
+
 def _unanswered(live: LiveSession, record: RequestRecord, code: str) -> None:
-    """Complete the record of a request whose client could not be told, or not in full."""
+    """Complete the record of a request whose client could not be told, or not in full. What was said first stays."""
+    if record.error_code is not None:
+        return
     if live.session.ended:
         _settle(live, record, _ENDED)
-    else:
-        record.error_code = code
-        record.latency_s = live.session.since_start_s() - record.arrived_s
+        return
+    record.error_code = code
+    record.latency_s = live.session.since_start_s() - record.arrived_s
 
 
 def _settle(live: LiveSession, record: RequestRecord, error: ApiError) -> None:

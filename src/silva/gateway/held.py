@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from silva.gateway.dialect import ApiError, ModelRequest, TurnReply
+from silva.gateway.dialect import ApiError, TurnOptions, TurnReply
 from silva.gateway.http import Delivery, Scope, header
-from silva.types.rollout import MatchKind, RequestRecord
+from silva.types.rollout import RequestRecord
 
 MAX_TOLD = 16
 """So many finished turns of a session can still be asked for again."""
@@ -37,20 +36,20 @@ class Evidence:
 class TurnHead:
     """What is told of a turn before it is made."""
 
-    match: MatchKind
     state: str
     num_repairs: int
 
 
 class HeldTurn:
-    """One turn with the connections that wait for it.
+    """One turn with the requests that wait for it.
 
-    `task` makes the turn; `ready` comes when the turn is placed (its head), or failed before that (None). `wanted` is
-    set while a connection waits: a turn is only committed then. A `dropped` turn is being cancelled.
+    `asked` is the digest of what they ask for, `record` that of the request that began it. `task` makes the turn;
+    `ready` comes when the turn is placed (its head), or failed before that (None). `wanted` is set while a request
+    waits: a turn is only committed then. A `dropped` turn is being cancelled.
     """
 
-    def __init__(self, *, body: bytes, evidence: Evidence, record: RequestRecord, created_s: float):
-        self.body = body
+    def __init__(self, *, asked: bytes, evidence: Evidence, record: RequestRecord, created_s: float):
+        self.asked = asked
         self.idempotency_key = evidence.idempotency_key
         self.record = record
         self.created_s = created_s
@@ -58,7 +57,7 @@ class HeldTurn:
         self.wanted = asyncio.Event()
         self.dropped = False
         self.task: asyncio.Task[TurnReply | ApiError]
-        self._num_waiting = 0
+        self.waiting: list[RequestRecord] = []
         self._told: Delivery | None = None
 
     @property
@@ -77,15 +76,15 @@ class HeldTurn:
         self.task.add_done_callback(lambda _: self.ready.done() or self.ready.set_result(None))
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """A connection waits for the turn while the block runs."""
-        self._num_waiting += 1
+    def wait(self, record: RequestRecord) -> Iterator[None]:
+        """This request waits for the turn, or is told it, while the block runs."""
+        self.waiting.append(record)
         self.wanted.set()
         try:
             yield
         finally:
-            self._num_waiting -= 1
-            if not self._num_waiting:
+            self.waiting.remove(record)
+            if not self.waiting:
                 self.wanted.clear()
 
     def told(self, delivery: Delivery) -> None:
@@ -120,54 +119,54 @@ class HeldTurns:
     """The turns of one session that can be joined, by the digest of their request."""
 
     def __init__(self) -> None:
-        self._by_body: dict[bytes, list[HeldTurn]] = {}
-        self._told: OrderedDict[int, HeldTurn] = OrderedDict()
+        self._by_digest: dict[bytes, list[HeldTurn]] = {}
+        self._told: dict[HeldTurn, None] = {}
 
-    def find(self, body: bytes, evidence: Evidence) -> HeldTurn | None:
+    def find(self, asked: bytes, evidence: Evidence) -> HeldTurn | None:
         """The turn that a request repeats: one whose reply was lost before others, the newest of several."""
-        found = [turn for turn in self._by_body.get(body, ()) if turn.accepts(evidence)]
-        return max(found, key=lambda turn: turn.is_lost, default=None) if found else None
+        found = (turn for turn in self._by_digest.get(asked, ()) if turn.accepts(evidence))
+        return max(found, key=lambda turn: turn.is_lost, default=None)
 
-    def knows(self, body: bytes) -> bool:
+    def knows(self, asked: bytes) -> bool:
         """Whether the same was asked before (and is not yet forgotten)."""
-        return body in self._by_body
+        return asked in self._by_digest
 
     def add(self, turn: HeldTurn) -> None:
         """Hold a turn that was just begun. It is forgotten when it is cancelled, or when many others ended after it."""
-        self._by_body.setdefault(turn.body, []).insert(0, turn)
+        self._by_digest.setdefault(turn.asked, []).insert(0, turn)
         turn.task.add_done_callback(lambda _: self._ended(turn))
 
     def abandoned(self) -> list[HeldTurn]:
         """The turns in the making that nobody waits for."""
-        return [turn for turns in self._by_body.values() for turn in turns if turn.is_abandoned]
+        return [turn for turns in self._by_digest.values() for turn in turns if turn.is_abandoned]
 
     def forget(self, turn: HeldTurn) -> None:
         """Let nobody join this turn any more."""
-        self._told.pop(id(turn), None)
-        turns = self._by_body.get(turn.body, [])
+        self._told.pop(turn, None)
+        turns = self._by_digest.get(turn.asked, [])
         if turn in turns:
             turns.remove(turn)
         if not turns:
-            self._by_body.pop(turn.body, None)
+            self._by_digest.pop(turn.asked, None)
 
     def _ended(self, turn: HeldTurn) -> None:
         if turn.task.cancelled() or turn.task.exception() is not None:
             self.forget(turn)
             return
-        self._told[id(turn)] = turn
+        self._told[turn] = None
         while len(self._told) > MAX_TOLD:
-            self.forget(next(iter(self._told.values())))
+            self.forget(next(iter(self._told)))
 
 
-def body_digest(protocol: str, root: bytes, request: ModelRequest) -> bytes:
+def body_digest(protocol: str, root: bytes, options: TurnOptions, messages: Sequence[bytes]) -> bytes:
     """Digest of all that a request asks for, in canonical form; how its reply travels (stream or not) is no part.
 
-    `root` is the key of the empty conversation with the request's tools and template arguments.
+    `root` is the key of the empty conversation with the request's tools and template arguments; `messages` are the
+    digests that count for who is who.
     """
-    options = request.options
     asked = (protocol, options.model, options.max_tokens, options.stop, options.seed, options.logprobs)
     digest = hashlib.blake2b(repr(asked).encode("utf-8", "surrogatepass"), digest_size=16)
     digest.update(root)
-    for message in request.digests:
+    for message in messages:
         digest.update(message)
     return digest.digest()

@@ -16,7 +16,7 @@ from silva.types.messages import Image
 MAX_IMAGE_BYTES = 20 << 20
 MAX_URL_CHARS = 8192
 _DATA = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.IGNORECASE)
-_WEB = re.compile(r"https?://[^\s/?#][^\s]*", re.IGNORECASE)
+_WEB = re.compile(r"https?://[^\s/?#\0-\x1f\x7f][^\s\0-\x1f\x7f]*", re.IGNORECASE)
 _URL_SAFE = str.maketrans("-_", "+/", " \t\r\n\f")
 _SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"BM", b"II*\0", b"MM\0*")
 IMAGE_KINDS = ("image_url", "input_image", "image")
@@ -70,9 +70,10 @@ class RequestImages:
         return self._addressed(value, at)
 
     def _addressed(self, url: str, at: str) -> Image:
+        url = url.strip()
         header = _DATA.match(url)
         if header is not None:
-            if not header[2].lower().endswith(";base64"):
+            if header[2].lower().rpartition(";")[2].strip() != "base64":
                 raise _refused("its data: URI is not in base64", at)
             return self._decoded(url[header.end() :], header[1] or None, at)
         if len(url) > MAX_URL_CHARS:

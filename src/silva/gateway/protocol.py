@@ -10,6 +10,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from silva.gateway.http import DELIVERY, Delivery
 
 MAX_HEAD_BYTES = 1 << 20
+MAX_QUEUED = 64
+"""With so many requests waiting behind the one that is being answered nothing more is read."""
 _NAMES_A_SWITCH = (b"connection", b"http2-settings")
 
 
@@ -19,15 +21,15 @@ class HttpProtocol(HttpToolsProtocol):
     Some clients offer HTTP/2 with each first request (Java's does). The parser takes what comes behind such a head for
     the other protocol, so the body would be lost: the head is parsed again without the offer. A head (address and
     headers) of more than MAX_HEAD_BYTES ends its connection: nothing else bounds what it takes of our memory. Each
-    request's scope carries a Delivery in its state.
+    request's scope carries a Delivery in its state. A client of HTTP/1.0 is sent no chunks.
     """
 
     parser: Any
     _declines = False
     _head_bytes: int | None = None
     """Bytes that came of a head whose end did not; None outside a head."""
-    _delivery: Delivery | None = None
-    """That of the newest request."""
+    _answered: Any = None
+    """The newest request that was begun to be answered. Others, sent behind it without waiting, may be newer."""
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -54,16 +56,24 @@ class HttpProtocol(HttpToolsProtocol):
                 self._head_bytes = None
                 self.send_400_response(f"The head of the request is larger than {MAX_HEAD_BYTES} bytes.")
 
+    def send_400_response(self, msg: str) -> None:
+        if self._answered is None or self._answered.response_complete:
+            super().send_400_response(msg)
+        else:  # what is no request any more came behind one whose answer is half written
+            self.transport.close()
+
     def on_message_begin(self) -> None:
         self._head_bytes = 0
         super().on_message_begin()
-        self._delivery = Delivery(abort=self.transport.abort)
-        self.scope["state"][DELIVERY] = self._delivery  # pyright: ignore[reportTypedDictNotRequiredAccess]
+        self.scope["state"][DELIVERY] = Delivery(abort=self.transport.abort)  # pyright: ignore[reportTypedDictNotRequiredAccess]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._delivery is not None:
-            self._delivery.lost = self.cycle is None or not self.cycle.response_complete
-            self._delivery.reset = exc is not None
+        answered = self._answered
+        if answered is not None:
+            delivery: Delivery = answered.scope["state"][DELIVERY]
+            delivery.lost = answered.disconnected = not answered.response_complete
+            delivery.reset = exc is not None and self.scope is answered.scope
+            answered.message_event.set()
         super().connection_lost(exc)
 
     def on_headers_complete(self) -> None:
@@ -71,6 +81,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._declines = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if not self._declines:
             super().on_headers_complete()
+            if self.parser.get_http_version() == "1.0":
+                _send_plainly(self.cycle)
+            if 0 < len(self.pipeline) < MAX_QUEUED:
+                self.flow.resume_reading()  # else the loss of the connection would not be seen
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         if not self._declines:
@@ -83,3 +101,19 @@ class HttpProtocol(HttpToolsProtocol):
         if b"close" in tokens:
             kept.append((b"connection", b"close"))
         return b"\r\n".join([start, *(name + b": " + value for name, value in kept), b"", b""])
+
+
+def _send_plainly(cycle: Any) -> None:
+    """Let a body of unknown length go out as it is: where it ends, the connection ends (RFC 9112, 6.3)."""
+    send, open_ended = cycle.send, False
+
+    async def plain(message: Any) -> None:
+        nonlocal open_ended
+        if message["type"] == "http.response.start":
+            open_ended = all(name != b"content-length" for name, _ in message["headers"])
+            cycle.chunked_encoding = False if open_ended else None
+        elif open_ended:
+            cycle.expected_content_length = len(message["body"])
+        await send(message)
+
+    cycle.send = plain

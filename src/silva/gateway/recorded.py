@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,21 +30,27 @@ DIALECTS: Mapping[str, Dialect] = {
     "messages": MessagesDialect(),
 }
 DEFAULT_SESSION = "replay"
+RETRY_HEADERS = ("x-stainless-retry-count", "idempotency-key")
+MAX_HEADER_CHARS = 1024
+KEPT_HEADERS = ("user-agent", *RETRY_HEADERS)
 _MAX_SHOWN_FAULTS = 10
+_SSE_LINE = re.compile(r"\r\n|\r|\n")
+"""What ends a line of a stream; other line breaks may stand in its texts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRequest:
     """One model request. `route` is a key of DIALECTS, `answer` what the model is known to have said (None: unknown).
 
-    `items` are the items of a recorded Responses answer by their ids.
+    `headers` are those of KEPT_HEADERS, by their names in lower case; `items` are the items of a recorded Responses
+    answer by their ids.
     """
 
     line: int
     route: str
     session: str
     body: bytes
-    user_agent: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
     answer: Message | None = None
     items: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
 
@@ -104,7 +111,7 @@ def _read_line(raw: str, number: int) -> RecordedRequest | None:
     session = line.get("session", DEFAULT_SESSION)
     if not isinstance(session, str) or not session:
         raise ValueError(f"`session` is {_kind(session)}; it must be a text that is not empty")
-    agent = _user_agent(line.get("headers"))
+    headers = _kept(line.get("headers"))
     route = route_of(line["path"])
     if route is None or line["method"].upper() != "POST":
         return None
@@ -119,7 +126,7 @@ def _read_line(raw: str, number: int) -> RecordedRequest | None:
         except (RequestError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"`response` is no answer of the route {route}: {error}") from error
     return RecordedRequest(
-        line=number, route=route, session=session, body=data, user_agent=agent, answer=answer, items=items
+        line=number, route=route, session=session, body=data, headers=headers, answer=answer, items=items
     )
 
 
@@ -128,12 +135,13 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _user_agent(headers: Any) -> str:
+def _kept(headers: Any) -> dict[str, str]:
+    """Those of KEPT_HEADERS, from an object or a list of pairs. What cannot stand in a header is left out."""
     pairs = headers.items() if isinstance(headers, dict) else headers if isinstance(headers, list) else ()
-    for pair in pairs:
-        if isinstance(pair, (list, tuple)) and len(pair) == 2 and str(pair[0]).lower() == "user-agent":
-            return str(pair[1])
-    return ""
+    named = [pair for pair in pairs if isinstance(pair, (list, tuple)) and len(pair) == 2]
+    found = {str(name).lower(): str(value) for name, value in named}
+    kept = {name: found.get(name, "") for name in KEPT_HEADERS}
+    return {name: value for name, value in kept.items() if value.isprintable() and 0 < len(value) <= MAX_HEADER_CHARS}
 
 
 def read_answer(route: str, response: Any) -> tuple[Message | None, dict[str, JsonObject]]:
@@ -171,7 +179,7 @@ def _spoken(output: list[JsonObject]) -> Message:
 def _events(text: str) -> list[JsonObject]:
     """The JSON objects that the data lines of a stream hold."""
     found: list[JsonObject] = []
-    for line in text.splitlines():
+    for line in _SSE_LINE.split(text):
         data = line.removeprefix("data:").strip()
         if line.startswith("data:") and data.startswith("{"):
             found.append(json.loads(data))

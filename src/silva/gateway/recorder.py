@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from silva.gateway.http import Receive, Scope, Send, credential
-from silva.gateway.recorded import route_of
+from silva.gateway.http import Receive, Scope, Send, credential, delivery_of, header
+from silva.gateway.recorded import KEPT_HEADERS, route_of
 from silva.types.errors import ConfigError
 
 MAX_RECORDED_BYTES = 64 << 20
+log = logging.getLogger("silva.gateway")
 
 
 class Recorder:
@@ -26,7 +28,7 @@ class Recorder:
         self._app = app
         try:
             path.touch(mode=0o600)
-            self._file = path.open("ab")
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise ConfigError(f"--record {path} cannot be written: {error.strerror or error}") from error
 
@@ -53,7 +55,7 @@ class Recorder:
                 status = event["status"]
             elif event["type"] == "http.response.body":
                 answered.extend(event.get("body", b""))
-                if not event.get("more_body"):
+                if not event.get("more_body") and not delivery_of(scope).lost:
                     self._write(scope, bytes(sent), status, bytes(answered))
 
         await self._app(scope, read, write)
@@ -63,13 +65,16 @@ class Recorder:
             "session": credential(scope) or "none",
             "method": "POST",
             "path": scope["path"],
+            "headers": {name: value for name in KEPT_HEADERS if (value := header(scope, name.encode()))},
             "body": _json_or_text(sent),
             "status": status,
         }
         if status == 200:
             line["response"] = _json_or_text(answered)
-        self._file.write(msgspec.json.encode(line) + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(msgspec.json.encode(line) + b"\n")
+        except OSError as error:
+            log.error("--record: an exchange is not recorded, since the file cannot be written: %s", error)
 
 
 def _json_or_text(data: bytes) -> msgspec.Raw | str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,8 +26,8 @@ from silva.store.media import MediaStore
 from silva.types.clock import Clock
 from silva.types.errors import RequestError, TransitionRefused
 from silva.types.generation import GenerateResult, SamplingParams
-from silva.types.messages import Message, images_of
-from silva.types.rollout import MatchKind, Mode, RequestRecord, TokenUsage
+from silva.types.messages import Message
+from silva.types.rollout import Mode, RequestRecord, TokenUsage
 
 T = TypeVar("T")
 CodecMode = Literal["proven", "rerender"]
@@ -82,7 +82,6 @@ class PreparedTurn:
 
     options: TurnOptions
     placement: Placement
-    match: MatchKind
     state: str
     num_prompt: int
     num_repairs: int
@@ -143,10 +142,9 @@ class TurnService:
         match = placement.match
         await self._keep_images(placement, request)
         sampling = self._sampling(live, request.options, record, num_prompt)
-        kind = match.kind
-        record.match = kind
+        record.match = match.kind
         record.repairs = list[str](match.repairs)
-        if kind != "append" and self._settings.codec_mode == "proven":
+        if match.kind != "append" and self._settings.codec_mode == "proven":
             record.difference = first_difference(
                 session.forest,
                 match,
@@ -160,7 +158,6 @@ class TurnService:
         return PreparedTurn(
             options=request.options,
             placement=placement,
-            match=kind,
             state=(match.root if match.parent is None else match.parent.key).hex(),
             num_prompt=num_prompt,
             num_repairs=len(record.repairs),
@@ -186,9 +183,13 @@ class TurnService:
             match = live.session.forest.match(request.conversation, request.digests)
             return replace(match, parent=None, num_matched=0)
         lenient = self._settings.echo_match == "lenient"
-        digests, profiles = self._canonicaliser.identify(request.digests, request.message_at)
+        digests, profiles = self.identify(request)
         match = live.session.forest.match(request.conversation, digests, request.message_at, lenient)
         return replace(match, profiles=profiles) if profiles else match
+
+    def identify(self, request: ModelRequest) -> tuple[Sequence[bytes], tuple[str, ...]]:
+        """The digests of a request's messages that count for who is who, and the profiles that left something out."""
+        return self._canonicaliser.identify(request.digests, request.message_at)
 
     async def sample(self, live: LiveSession, turn: PreparedTurn, record: RequestRecord) -> Generation:
         """Sample a prepared turn. Nothing is written. Raises EngineFault when the engine cannot serve it."""
@@ -309,10 +310,14 @@ class TurnService:
         )
 
     async def _keep_images(self, placement: Placement, request: ModelRequest) -> None:
-        """Put the images that this turn brings where the engine finds them."""
-        data = {image.digest: request.images.data(image.digest) for image in images_of(placement.messages)}
-        if data and self._media is not None:
-            await self._media.keep({digest: found for digest, found in data.items() if found is not None})
+        """Put the images of this turn where the engine finds them. Raises StorageFault."""
+        if self._media is None:
+            return
+        missing = await self._media.missing(placement.images())
+        if any(request.images.data(digest) is None for digest in missing):  # an old one: its file was taken away
+            request.messages_between(0, len(request.digests))
+        found = ((digest, request.images.data(digest)) for digest in missing)
+        await self._media.keep({digest: data for digest, data in found if data is not None})
 
     def _place(self, match: Match, request: ModelRequest) -> Placement:
         refuse_hopeless(

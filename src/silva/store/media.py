@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from silva.types.errors import StorageFault
 from silva.types.generation import Media
 from silva.types.messages import Image
 
@@ -22,14 +23,24 @@ class MediaStore:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._known: set[str] = set()
+
+    async def missing(self, images: Sequence[Image]) -> list[str]:
+        """The digests of those images that are to lie in a file and do not."""
+        digests = dict.fromkeys(image.digest for image in images if image.url is None)
+        if not digests:
+            return []
+        return await asyncio.to_thread(lambda: [name for name in digests if not (self._folder / name).exists()])
 
     async def keep(self, images: Mapping[str, bytes]) -> None:
-        """Write these bytes, by their digest. When this returns they are on the disk. OSError where they cannot be."""
-        new = {digest: data for digest, data in images.items() if digest not in self._known}
-        if new:
-            await asyncio.to_thread(self._write_all, new)
-            self._known.update(new)
+        """Write these bytes, by their digest. When this returns they are on the disk. StorageFault where they cannot
+        be."""
+        if not images:
+            return
+        try:
+            await asyncio.to_thread(self._write_all, images)
+        except OSError as error:
+            why = error.strerror or error
+            raise StorageFault(f"an image cannot be written to {self._folder}: {why}; make room there") from error
 
     def media(self, images: Sequence[Image]) -> tuple[Media, ...]:
         """The images as an engine takes them."""

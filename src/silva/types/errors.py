@@ -50,6 +50,10 @@ class EngineFault(SilvaError):
     """The inference engine failed: an error reply, a reset, no answer in time, or one that breaks its contract."""
 
 
+class StorageFault(SilvaError):
+    """A file of the run cannot be written: the disk is full, or not ours to write."""
+
+
 class SessionFailure(SilvaError):
     """One session cannot yield a sample. `reason` is the stable word that the ledger counts."""
 
