@@ -20,7 +20,7 @@ from silva.gateway.messages import MessagesDialect
 from silva.gateway.messages_input import project_message as messages_message
 from silva.gateway.responses import ResponsesDialect
 from silva.gateway.responses_input import InputHistory
-from silva.types.errors import ConfigError, RequestError
+from silva.types.errors import ConfigError, RequestError, system_reason
 from silva.types.messages import JsonObject, Message
 
 DIALECTS: Mapping[str, Dialect] = {
@@ -61,7 +61,7 @@ def read_recording(path: Path) -> Recording:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--replay {path} cannot be read: {error}") from error
+        raise ConfigError(f"--replay {path} cannot be read: {system_reason(error)}") from error
     sessions: dict[str, list[RecordedRequest]] = {}
     faults: list[str] = []
     num_others = 0
@@ -70,6 +70,8 @@ def read_recording(path: Path) -> Recording:
             continue
         try:
             request = _read_line(raw, number)
+        except json.JSONDecodeError as error:
+            faults.append(f"line {number}: it is no JSON: {error.msg} at column {error.colno}")
         except (ValueError, RecursionError) as error:
             faults.append(f"line {number}: {error}")
             continue
