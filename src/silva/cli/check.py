@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
             checks.run("model", lambda: _check_model(config))
         if config.engine == "sglang" and options_fit:
             checks.run("engine", lambda: _check_servers(config))
+        elif config.engine == "sglang":
+            print("SKIP engine: the options must pass first", flush=True)
     if options_fit and datasets and not checks.failed and not args.no_agent_run:
         checks.run("agent command", lambda: _check_agent(config, datasets[0]))
     elif not args.no_agent_run:

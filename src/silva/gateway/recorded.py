@@ -70,8 +70,6 @@ def read_recording(path: Path) -> Recording:
             continue
         try:
             request = _read_line(raw, number)
-        except json.JSONDecodeError as error:
-            faults.append(f"line {number}: it is no JSON: {error.msg} at column {error.colno}")
         except (ValueError, RecursionError) as error:
             faults.append(f"line {number}: {error}")
             continue
@@ -97,7 +95,10 @@ def route_of(path: str) -> str | None:
 
 def _read_line(raw: str, number: int) -> RecordedRequest | None:
     """One line; None where it asks for no turn. Raises ValueError with what is wrong."""
-    line = json.loads(raw)
+    try:
+        line = json.loads(raw)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON: {error.msg} at column {error.colno}") from error
     if not isinstance(line, dict):
         raise ValueError(f"it is {_kind(line)}; it must be an object with method, path and body")
     for name in ("method", "path"):

@@ -162,7 +162,7 @@ class ScriptedEngine:
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
             self._log = self._stack.enter_context(self._log_path.open("a", encoding="utf-8"))
         except OSError as error:
-            raise ConfigError(f"--engine-log {self._log_path} cannot be written: {error}") from error
+            raise ConfigError(f"--engine-log {self._log_path} cannot be written: {system_reason(error)}") from error
 
     async def close(self) -> None:
         for event in self._aborted.values():

@@ -145,6 +145,8 @@ def implicit_records(
     Under `leaves` they are called leaf-0, leaf-1, ... in the order in which their last responses were written. Raises
     SessionFailure: `no_response`, `not_linear`, and with `need_reward` `reward_missing`.
     """
+    if not any(node.kind == "response" for node in session.forest.nodes):
+        raise SessionFailure("no_response", f"the agent ended without an answer of the model: {_why_none(session)}")
     leaves = exported_leaves(session.forest, export)
     if output.reward is None and need_reward:
         raise SessionFailure(
@@ -161,3 +163,15 @@ def implicit_records(
         )
         for number, leaf in enumerate(leaves)
     ]
+
+
+def _why_none(session: Session) -> str:
+    """What became of its requests, for an agent that got no turn."""
+    if not session.requests:
+        return (
+            "it sent no request under its key; see that it asks RELAX_BASE_URL, with RELAX_SESSION_ID as the key, and "
+            "waits for the answer"
+        )
+    last = session.requests[-1]
+    told = " ".join(str(part) for part in (last.http_status, last.error_code) if part is not None) or "no answer"
+    return f"none of its {len(session.requests)} request(s) got one, the last ended with {told}"
