@@ -119,6 +119,7 @@ def test_hostile_agents_are_all_accounted_for(tmp_path: Path, chatml_dir: Path) 
     assert document["counts"]["prompts"] == {"delivered": {"none": 3}, "dropped": {"all_sessions_failed": 10}}
     assert "last words" in done.stderr and "HTTP Error 400" in done.stderr
     assert "swallowed my own crash" in done.stderr and "it sent no request under its key" in done.stderr
+    assert "the agent ended with exit status 1; its last model request ended with 400 context_length" in done.stderr
     assert "none of its 1 request(s) got one, the last ended with 400 empty_messages" in done.stderr
     assert show(tmp_path / "run", ids[5])["requests"][0]["error_code"] == "context_length_exceeded"
     assert marked_processes(tmp_path / "run") == []
