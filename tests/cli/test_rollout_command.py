@@ -82,6 +82,11 @@ if n == 6:
 if n == 7: ask(messages); ask(messages); give({"reward": 1.0}); sys.exit(0)
 if n == 8: ask(messages); give({"messages": messages, "name": "main", "reward": 1.0}); sys.exit(0)
 if n == 9: ask(messages); give({"metadata": {"x": 1}}); sys.exit(0)
+if n == 12:
+    try:
+        ask([])
+    except urllib.error.HTTPError:
+        sys.exit(0)
 if n == 10: print("last words", flush=True); os.kill(os.getpid(), 9)
 ask(messages); give({"reward": 1.0})
 """
@@ -89,7 +94,7 @@ ask(messages); give({"reward": 1.0})
 
 
 def test_hostile_agents_are_all_accounted_for(tmp_path: Path, chatml_dir: Path) -> None:
-    done = rollout(tmp_path, chatml_dir, HOSTILE, rows=12)
+    done = rollout(tmp_path, chatml_dir, HOSTILE, rows=13)
     assert done.returncode == 0, done.stderr
     document = show(tmp_path / "run")
     reasons, ids = {}, {}
@@ -109,10 +114,13 @@ def test_hostile_agents_are_all_accounted_for(tmp_path: Path, chatml_dir: Path) 
         9: "reward_missing",
         10: "agent_exit",
         11: "exported",
+        12: "no_response",
     }
-    assert document["counts"]["prompts"] == {"delivered": {"none": 3}, "dropped": {"all_sessions_failed": 9}}
+    assert document["counts"]["prompts"] == {"delivered": {"none": 3}, "dropped": {"all_sessions_failed": 10}}
     assert "last words" in done.stderr and "HTTP Error 400" in done.stderr
-    assert "swallowed my own crash" in done.stderr
+    assert "swallowed my own crash" in done.stderr and "it sent no request under its key" in done.stderr
+    assert "the agent ended with exit status 1; its last model request ended with 400 context_length" in done.stderr
+    assert "none of its 1 request(s) got one, the last ended with 400 empty_messages" in done.stderr
     assert show(tmp_path / "run", ids[5])["requests"][0]["error_code"] == "context_length_exceeded"
     assert marked_processes(tmp_path / "run") == []
     with open_run(tmp_path / "run") as conn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import tomllib
 from pathlib import Path
 
@@ -72,6 +73,7 @@ def test_resolved_options_survive_their_own_file(tmp_path: Path) -> None:
         (["--apply-chat-template-kwargs", "[1]"], "JSON object"),
         (["--gateway-port", "70000"], "at most 65535"),
         (["--agentic-tool-call-parser", "magic"], "one of none, auto, generic"),
+        (["--agentic-tool-call-parser", "hermez"], r"'hermez' \(did you mean hermes\?\)"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_reason(words: list[str], part: str) -> None:
@@ -186,6 +188,22 @@ def test_every_option_has_help_in_one_sentence(capsys: pytest.CaptureFixture[str
         build_parser().parse_args(["train", "--help"])
     shown = capsys.readouterr().out
     assert all("--" + name.replace("_", "-") in shown for name in [*option_fields(), *LATER])
+    words = " ".join(shown.split())
+    assert "0 takes a free one. (default: 0)" in words and "Weight decay of AdamW. (default: 0)" in words
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--agentic-tool-parser", "auto"], r"--agentic-tool-parser; did you mean --agentic-tool-call-parser\?"),
+        (["--lr", "1", "stray"], r"'stray' belongs to no option \(silva train --help"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_a_close_one(
+    capsys: pytest.CaptureFixture[str], words: list[str], part: str
+) -> None:
+    assert main(["train", *words]) == 2
+    assert re.search(part, capsys.readouterr().err)
 
 
 def test_what_export_and_profiles_cannot_be_is_told_at_the_start() -> None:

@@ -176,3 +176,26 @@ async def test_each_request_is_recorded(codec: TurnCodec):
         assert good.usage is not None and good.latency_s is not None and good.node_id == 2
         assert (bad.http_status, bad.error_code, bad.node_id) == (400, "empty_messages", None)
         assert good.request_id != bad.request_id and len(good.request_id) == len(bad.request_id)
+
+
+async def test_a_refusal_says_what_to_send_instead(codec: TurnCodec):
+    async def message(path: str, headers: dict[str, str], **fields: object) -> str:
+        answer = await serve.http.post(serve.base_url + path, json={**BODY, **fields}, headers=headers)
+        assert answer.status_code in (400, 401, 404)
+        return answer.json()["error"]["message"]
+
+    async with serving(codec, OK, open_sessions=False) as serve:
+        serve.registry.open("s", "g", "train").open_gate()
+        key = {"x-api-key": "s"}
+        assert "carries no key; send the session id (RELAX_SESSION_ID)" in await message("/chat/completions", {})
+        wrong = await message("/chat/completions", {"x-api-key": "other"})
+        assert "not that of a session" in wrong and "other" not in wrong
+        assert "POST /agentic_api/v1/chat/completions" in await message("/chat/complete", key)
+        for name, value, rule in (
+            ("max_tokens", 0, "is 0; it must be a whole number"),
+            ("seed", "x" * 999, "...; it must be a whole number"),
+            ("n", 2, "is 2; it must be 1"),
+            ("stream", [], "is []; it must be true or false"),
+            ("stop", {}, "is {}; it must be a string or a list"),
+        ):
+            assert rule in await message("/chat/completions", key, **{name: value})

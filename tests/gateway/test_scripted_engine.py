@@ -156,5 +156,5 @@ async def test_the_log_holds_each_call_as_the_engine_saw_it(codec: TurnCodec, tm
 
 async def test_a_log_that_cannot_be_written_is_a_config_error(codec: TurnCodec, tmp_path: Path):
     scripted = engine(codec, {"text": "a"}, log_path=tmp_path)
-    with pytest.raises(ConfigError, match="engine_log"):
+    with pytest.raises(ConfigError, match="--engine-log"):
         await scripted.start()

@@ -402,6 +402,8 @@ def test_two_writers_are_refused(tmp_path: Path) -> None:
         for resume in (True, False):
             with pytest.raises(LedgerError, match=f"pid {os.getpid()}"):
                 RunLedger(tmp_path, resume=resume)
+    with RunLedger(tmp_path) as ledger:  # nothing was written yet: a start that failed may be made again
+        ledger.event("run_start")
     with pytest.raises(LedgerError, match="holds a run already"):
         RunLedger(tmp_path)
 

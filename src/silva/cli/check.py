@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
             checks.run("model", lambda: _check_model(config))
         if config.engine == "sglang" and options_fit:
             checks.run("engine", lambda: _check_servers(config))
+        elif config.engine == "sglang":
+            print("SKIP engine: the options must pass first", flush=True)
     if options_fit and datasets and not checks.failed and not args.no_agent_run:
         checks.run("agent command", lambda: _check_agent(config, datasets[0]))
     elif not args.no_agent_run:
@@ -143,14 +145,16 @@ def _check_agent(config: RunConfig, dataset: Dataset) -> str:
     with tempfile.TemporaryDirectory(prefix="silva-check-") as folder:
         run_dir = Path(folder) / "run"
         run_dir.mkdir()
+        model = "the script answered"
         if config.engine != "scripted":
+            model = "the model was a fixed text"
             script = Path(folder) / "script.jsonl"
             script.write_text(json.dumps({"text": PROBE_ANSWER}) + "\n", encoding="utf-8")
             config = replace(config, engine="scripted", engine_script=str(script))
         results: list[GroupResult] = []
         with RunView(run_dir / "run.log", quiet=True) as view:
             run_async(lambda: _probe(replace(config, agent_retries=0), dataset, run_dir, view, results))
-        return _verdict(results)
+        return _verdict(model, results)
 
 
 async def _probe(config: RunConfig, dataset: Dataset, run_dir: Path, view: RunView, results: list[GroupResult]) -> int:
@@ -164,10 +168,10 @@ async def _probe(config: RunConfig, dataset: Dataset, run_dir: Path, view: RunVi
     return 0
 
 
-def _verdict(results: list[GroupResult]) -> str:
+def _verdict(model: str, results: list[GroupResult]) -> str:
     if not results:
         raise SilvaError("it was stopped before it ended")
     for failure in results[0].failures:
         raise SilvaError(f"{failure.reason}: {failure.message}")
     sample = results[0].samples[0]
-    return f"model turns: {sample.num_turns}, exit status 0, reward {sample.reward:g} (the model was a fixed text)"
+    return f"model turns: {sample.num_turns}, exit status 0, reward {sample.reward:g} ({model})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -28,7 +29,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"silva {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
-        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        # The default usage would put a hundred lines of options before each error.
+        usage = None if name in ("show", "explain") else f"silva {name} [--config FILE] [--OPTION VALUE ...]"
+        sub = commands.add_parser(name, help=text, description=text, usage=usage, allow_abbrev=False)
         if name == "show":
             _add_show(sub)
             continue
@@ -36,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
             sub.add_argument("run_dir", help="Folder of a run, live or finished.")
             sub.add_argument("session_id", help="The session.")
             continue
-        sub.add_argument("--config", help="TOML file of options, by their names with underscores.")
+        sub.add_argument("--config", metavar="FILE", help="TOML file of options, by their names with underscores.")
         if name == "train":
             sub.add_argument("--resume", metavar="RUN_DIR", help="Go on with a stopped run, under its own options.")
         if name == "serve":
@@ -72,10 +75,22 @@ def _add_show(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--full", action="store_true", help="Do not shorten long token lists.")
 
 
+def _unknown(args: argparse.Namespace, words: Sequence[str]) -> str:
+    """What to say of words that the command does not know: the first of them, with a close option."""
+    if not words[0].startswith("-"):
+        return f"{words[0]!r} belongs to no option (silva {args.command} --help lists all)"
+    names = ["--" + name.replace("_", "-") for name in vars(args)]
+    close = difflib.get_close_matches(words[0].partition("=")[0], names, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"unknown option {words[0]}{hint} (silva {args.command} --help lists all)"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
-    args = build_parser().parse_args(argv)
+    args, unknown = build_parser().parse_known_args(argv)
     try:
+        if unknown:
+            raise ConfigError(_unknown(args, unknown))
         return importlib.import_module(f"silva.cli.{args.command}").run(args)
     except BaseException as error:
         found = first_silva_error(error)

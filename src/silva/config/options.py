@@ -42,7 +42,9 @@ class RunConfig:
     """All options, resolved. See each field's help; `silva train --help` prints them."""
 
     # run
-    run_dir: str | None = opt("run", "str", None, "Folder of this run's files (default: runs/<date-time>).")
+    run_dir: str | None = opt(
+        "run", "str", None, "Folder of this run's files (default: runs/<date-time>).", metavar="FOLDER"
+    )
     seed: int = opt("run", "int", 1234, "Seed of everything random but the data order.", low=0)
     num_rollout: int | None = opt("run", "int", None, "Number of rollout steps in all.", low=1)
     num_epoch: int | None = opt(
@@ -56,11 +58,15 @@ class RunConfig:
         low=1,
     )
     save_hf: str | None = opt(
-        "run", "str", None, "Folder for the final weights in Hugging Face form (default: not written)."
+        "run",
+        "str",
+        None,
+        "Folder for the final weights in Hugging Face form (default: not written).",
+        metavar="FOLDER",
     )
     # model
     hf_checkpoint: str | None = opt(
-        "model", "str", None, "Local Hugging Face folder with the start model and its tokenizer."
+        "model", "str", None, "Local Hugging Face folder with the start model and its tokenizer.", metavar="FOLDER"
     )
     dtype: str | None = opt(
         "model",
@@ -73,20 +79,25 @@ class RunConfig:
         "model", "json", {}, "JSON object of chat template arguments that every request starts from."
     )
     # gateway
-    gateway_host: str = opt("gateway", "str", "127.0.0.1", "Address that the model API listens on.")
-    gateway_port: int = opt("gateway", "int", 0, "Port of the model API; 0 takes a free one.", low=0, high=65535)
+    gateway_host: str = opt("gateway", "str", "127.0.0.1", "Address that the model API listens on.", metavar="HOST")
+    gateway_port: int = opt(
+        "gateway", "int", 0, "Port of the model API; 0 takes a free one.", low=0, high=65535, metavar="PORT"
+    )
     gateway_advertised_url: str | None = opt(
         "gateway",
         "str",
         None,
         "Base URL that agents get as RELAX_BASE_URL, where they run elsewhere (default: the listening address).",
+        metavar="URL",
     )
     # agent
     use_agentic_rollout: bool = opt(
         "agent", "bool", False, "Run one agent process a session (the only kind of rollout built now)."
     )
-    agent_command: str | None = opt("agent", "str", None, "Command of one agent session, run by `bash -c`.")
-    agent_cwd: str = opt("agent", "str", ".", "Working directory of the agent command.")
+    agent_command: str | None = opt(
+        "agent", "str", None, "Command of one agent session, run by `bash -c`.", metavar="COMMAND"
+    )
+    agent_cwd: str = opt("agent", "str", ".", "Working directory of the agent command.", metavar="FOLDER")
     agent_env: list[str] = opt(
         "agent",
         "list",
@@ -98,13 +109,20 @@ class RunConfig:
         "agent", "bool", False, "Give the agent only PATH, HOME and the like, the contract's variables and --agent-env."
     )
     agent_timeout: float = opt(
-        "agent", "float", 1800.0, "Most seconds of active time a session may take.", low=0, low_open=True
+        "agent",
+        "float",
+        1800.0,
+        "Most seconds of active time a session may take.",
+        metavar="SECONDS",
+        low=0,
+        low_open=True,
     )
     agent_start_timeout: float | None = opt(
         "agent",
         "float",
         None,
         "Most seconds until an agent's first model request (default: --agent-timeout).",
+        metavar="SECONDS",
         low=0,
         low_open=True,
     )
@@ -154,22 +172,24 @@ class RunConfig:
         choices=("lenient", "exact"),
     )
     agentic_disconnect_grace_s: float = opt(
-        "matching",
+        "gateway",
         "float",
         30.0,
         "Seconds that a turn is kept for a repeated request after its client went away; then it ends uncommitted.",
+        metavar="SECONDS",
         low=0,
     )
     agentic_sse_data_heartbeat_s: float | None = opt(
-        "matching",
+        "gateway",
         "float",
         None,
         "Seconds between heartbeats that count as data, for clients that heed no comments (default: off).",
+        metavar="SECONDS",
         low=0,
         low_open=True,
     )
     agentic_responses_events: str = opt(
-        "matching",
+        "gateway",
         "choice",
         "full",
         "Events of a Responses stream: the full sequence of each item, or only its output_item.done.",
@@ -253,9 +273,9 @@ class RunConfig:
         "async", "int", 1, "Rollout steps between weight updates; only 1 is built.", low=1
     )
     # data
-    prompt_data: str | None = opt("data", "str", None, "JSON Lines file of prompts.")
-    input_key: str = opt("data", "str", "input", "Row key of the text or message list.")
-    metadata_key: str = opt("data", "str", "metadata", "Row key of the metadata object.")
+    prompt_data: str | None = opt("data", "str", None, "JSON Lines file of prompts.", metavar="FILE")
+    input_key: str = opt("data", "str", "input", "Row key of the text or message list.", metavar="KEY")
+    metadata_key: str = opt("data", "str", "metadata", "Row key of the metadata object.", metavar="KEY")
     skip_bad_rows: bool = opt("data", "bool", False, "Count and drop broken rows instead of refusing the file.")
     # eval
     eval_interval: int | None = opt(
@@ -348,14 +368,19 @@ class RunConfig:
         "Servers of --engine sglang; a session stays with one of them, another takes over after a fault.",
         metavar="URL",
     )
-    engine_script: str | None = opt("engines", "str", None, "JSON Lines file of answers for --engine scripted.")
-    engine_log: str | None = opt("engines", "str", None, "JSON Lines file that gets each call of --engine scripted.")
+    engine_script: str | None = opt(
+        "engines", "str", None, "JSON Lines file of answers for --engine scripted.", metavar="FILE"
+    )
+    engine_log: str | None = opt(
+        "engines", "str", None, "JSON Lines file that gets each call of --engine scripted.", metavar="FILE"
+    )
     engine_concurrency: int = opt("engines", "int", 32, "Requests that the torch engine decodes at once.", low=1)
     engine_timeout_s: float = opt(
         "engines",
         "float",
         300.0,
         "Seconds without an answer after which an engine call counts as failed.",
+        metavar="SECONDS",
         low=0,
         low_open=True,
     )
@@ -373,6 +398,7 @@ class RunConfig:
         "str",
         None,
         "File for each rollout's samples as JSON lines; {rollout_id} in the path stands for the step.",
+        metavar="FILE",
     )
 
 

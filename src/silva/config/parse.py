@@ -19,6 +19,8 @@ from silva.types.errors import ConfigError
 
 _UNSET: Any = object()
 
+_METAVARS = {"int": "N", "float": "X", "str": "TEXT", "json": "JSON"}
+
 
 class _Extend(argparse.Action):
     """Gathers the items of a list option over all its uses: a second `--agent-env` takes nothing from the first."""
@@ -43,17 +45,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Give a command every option, in groups; those whose part is not built stand in a group of their own."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for name, (item, info) in option_fields().items():
-        group = groups.setdefault(info.group, parser.add_argument_group(info.group))
-        _add_flag(group, name, item, info)
+        if info.group not in groups:
+            groups[info.group] = parser.add_argument_group(info.group)
+        _add_flag(groups[info.group], name, item, info)
     later = parser.add_argument_group("not built yet (refused)")
     for name, (count, part) in LATER.items():
         nargs: dict[str, Any] = {"0": {"action": "store_true"}, "+": {"nargs": "+"}}.get(count, {})
-        later.add_argument(_flag(name), dest=name, default=_UNSET, help=f"Not built yet ({part}).", **nargs)
+        later.add_argument(_flag(name), dest=name, default=_UNSET, help=f"Belongs to {part}.", **nargs)
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, item: Field[Any], info: OptionInfo) -> None:
     default = None if item.default is MISSING else item.default
-    shown = "" if default in (None, False) or "default" in info.help else f" (default: {default})"
+    untold = default is None or default is False or "default" in info.help
+    shown = "" if untold else f" (default: {default:g})" if info.kind == "float" else f" (default: {default})"
     more: dict[str, Any] = {"dest": name, "default": _UNSET, "help": (info.help + shown).replace("%", "%%")}
     if info.kind == "bool":
         group.add_argument(_flag(name), action=argparse.BooleanOptionalAction, **more)
@@ -62,8 +66,8 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, item: Field[Any], info:
         more["nargs"], more["action"] = "+", _Extend
     if info.kind == "choice" and info.metavar is None:
         more["metavar"] = "{" + ",".join(info.choices) + "}"
-    elif info.metavar:
-        more["metavar"] = info.metavar
+    elif info.metavar or info.kind in _METAVARS:
+        more["metavar"] = info.metavar or _METAVARS[info.kind]
     group.add_argument(_flag(name), **more)
 
 
@@ -192,11 +196,17 @@ def _read_object(name: str, value: Any, info: OptionInfo) -> dict[str, Any]:
 
 def _read_choice(name: str, value: Any, info: OptionInfo) -> str:
     if value in info.later_choices:
-        allowed = " or ".join(info.choices)
-        raise ConfigError(f"{_flag(name)} {value} is not built in this version of Silva yet; use {allowed}")
+        raise ConfigError(f"{_flag(name)} {value} is not built in this version of Silva yet; use {_listed(info)}")
     if value not in info.choices:
-        raise ConfigError(f"{_flag(name)} is {value!r}; it must be one of {', '.join(info.choices)}")
+        close = difflib.get_close_matches(str(value), info.choices, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise ConfigError(f"{_flag(name)} is {value!r}{hint}; it must be one of {', '.join(info.choices)}")
     return value
+
+
+def _listed(info: OptionInfo) -> str:
+    *first, last = info.choices
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _read_texts(name: str, value: Any, info: OptionInfo) -> list[str]:

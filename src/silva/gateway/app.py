@@ -58,6 +58,7 @@ class GatewayApp:
             for route in dialect.count_routes
         }
         self._fallback = dialects[0]
+        self._routes = ", ".join(f"POST {MOUNT}/v1/{route}" for route in (*self._dialects, *self._counting))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -76,7 +77,7 @@ class GatewayApp:
         elif (found := _FINISH.fullmatch(resource)) and self._registry.allows_open_sessions:
             await self._finish(found.group(1), scope, receive, send)
         else:
-            await self._refuse(404, "not_found", f"no route {path}", send, resource)
+            await self._refuse(404, "not_found", f"no route {path}; there are {self._routes}", send, resource)
 
     async def _model_route(self, resource: str, scope: Scope, receive: Receive, send: Send) -> None:
         counting = self._counting.get(resource)

@@ -18,7 +18,7 @@ from silva.gateway.fields import (
 )
 from silva.gateway.history import HistoryCache
 from silva.gateway.images import RequestImages
-from silva.gateway.json_in import RawObject, read_body, read_value
+from silva.gateway.json_in import RawObject, read_body, read_value, shown
 from silva.gateway.sse import data_frame
 from silva.types.errors import RequestError
 from silva.types.messages import JsonObject
@@ -98,7 +98,7 @@ class ChatDialect:
 def _options(fields: RawObject, ignored: tuple[str, ...]) -> TurnOptions:
     num = read_value(fields.get("n"), "n")
     if num is not None and (isinstance(num, bool) or num != 1):
-        raise RequestError("n must be 1: one request gives one answer", field="n")
+        raise RequestError(f"n is {shown(num)}; it must be 1: one request gives one answer", field="n")
     return TurnOptions(
         model=read_model(fields),
         stream=read_stream(fields),
@@ -115,7 +115,7 @@ def _seed(fields: RawObject) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError("seed must be a whole number", field="seed")
+        raise RequestError(f"seed is {shown(value)}; it must be a whole number", field="seed")
     return value % (1 << 63)
 
 

@@ -36,10 +36,17 @@ CLIENT_GONE, STOPPED = "client_disconnected", "server_stopped"
 """Error codes of requests that could not be answered."""
 
 _ENDED = ApiError(status=404, code=SESSION_ENDED, message="this session has ended; it takes no more requests")
-_UNKNOWN = ApiError(
-    status=401,
-    code="invalid_api_key",
-    message="missing or unknown session credential; send the session id as 'Authorization: Bearer ID' or 'x-api-key'",
+
+
+def _unknown(message: str) -> ApiError:
+    where = "as 'Authorization: Bearer ID' or 'x-api-key: ID'"
+    return ApiError(status=401, code="invalid_api_key", message=f"{message} {where}")
+
+
+_NO_KEY = _unknown("the request carries no key; send the session id (RELAX_SESSION_ID)")
+_UNKNOWN = _unknown("the key is not that of a session; send the session id (RELAX_SESSION_ID)")
+_NO_OPEN_ID = _unknown(
+    "the key cannot name a session; send up to 128 letters, digits and . _ : - that begin with a letter or digit,"
 )
 _TOO_LARGE = ApiError(
     status=413, code="body_too_large", message=f"the request body is larger than {MAX_BODY_BYTES >> 20} MB"
@@ -125,10 +132,18 @@ class ModelEndpoint:
         token = credential(scope)
         live = self._registry.find(token) if token else None
         if live is None:
-            refused = _ENDED if token and self._registry.has_ended(token) else _UNKNOWN
+            refused = self._refusal(token)
             await self._drain(scope, receive)
             await send_error(dialect, refused, send)
         return live
+
+    def _refusal(self, token: str | None) -> ApiError:
+        """Why this key is not good."""
+        if not token:
+            return _NO_KEY
+        if self._registry.has_ended(token):
+            return _ENDED
+        return _NO_OPEN_ID if self._registry.allows_open_sessions else _UNKNOWN
 
     async def _drain(self, scope: Scope, receive: Receive) -> None:
         """Take the body of a refused request off the connection, so that the client can read the refusal."""

@@ -9,7 +9,7 @@ import msgspec
 from silva.gateway.content import project_tools
 from silva.gateway.dialect import ApiError
 from silva.gateway.history import HistoryCache
-from silva.gateway.json_in import RawObject, read_list, read_value
+from silva.gateway.json_in import RawObject, read_list, read_value, shown
 from silva.state.identity import canonical_tool
 from silva.types.errors import RequestError
 from silva.types.messages import Conversation, JsonObject
@@ -79,7 +79,9 @@ def _template_kwargs(raw: msgspec.Raw | None) -> JsonObject:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise RequestError("chat_template_kwargs must be an object", field="chat_template_kwargs")
+        raise RequestError(
+            f"chat_template_kwargs is {shown(value)}; it must be an object", field="chat_template_kwargs"
+        )
     for name in RESERVED_TEMPLATE_KWARGS:
         if name in value:
             raise RequestError(
@@ -93,7 +95,7 @@ def _template_kwargs(raw: msgspec.Raw | None) -> JsonObject:
 def read_stream(fields: RawObject) -> bool:
     stream = read_value(fields.get("stream"), "stream")
     if stream is not None and not isinstance(stream, bool):
-        raise RequestError("stream must be true or false", field="stream")
+        raise RequestError(f"stream is {shown(stream)}; it must be true or false", field="stream")
     return bool(stream)
 
 
@@ -111,7 +113,7 @@ def read_limit(fields: RawObject, *names: str) -> int | None:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise RequestError(f"{name} must be a whole number of at least 1", field=name)
+            raise RequestError(f"{name} is {shown(value)}; it must be a whole number of at least 1", field=name)
         return value
     return None
 
@@ -123,7 +125,7 @@ def read_stop(fields: RawObject, name: str) -> tuple[str, ...]:
         return ()
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-        raise RequestError(f"{name} must be a string or a list of strings", field=name)
+        raise RequestError(f"{name} is {shown(value)}; it must be a string or a list of strings", field=name)
     if "" in items:
         raise RequestError(f"{name} holds an empty string, which would stop every answer at once", field=name)
     if len(items) > MAX_STOP_STRINGS:

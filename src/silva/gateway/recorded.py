@@ -21,7 +21,7 @@ from silva.gateway.messages import MessagesDialect
 from silva.gateway.messages_input import project_message as messages_message
 from silva.gateway.responses import ResponsesDialect
 from silva.gateway.responses_input import InputHistory
-from silva.types.errors import ConfigError, RequestError
+from silva.types.errors import ConfigError, RequestError, system_reason
 from silva.types.messages import JsonObject, Message
 
 DIALECTS: Mapping[str, Dialect] = {
@@ -68,7 +68,7 @@ def read_recording(path: Path) -> Recording:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--replay {path} cannot be read: {error}") from error
+        raise ConfigError(f"--replay {path} cannot be read: {system_reason(error)}") from error
     sessions: dict[str, list[RecordedRequest]] = {}
     faults: list[str] = []
     num_others = 0
@@ -102,7 +102,10 @@ def route_of(path: str) -> str | None:
 
 def _read_line(raw: str, number: int) -> RecordedRequest | None:
     """One line; None where it asks for no turn. Raises ValueError with what is wrong."""
-    line = json.loads(raw)
+    try:
+        line = json.loads(raw)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON: {error.msg} at column {error.colno}") from error
     if not isinstance(line, dict):
         raise ValueError(f"it is {_kind(line)}; it must be an object with method, path and body")
     for name in ("method", "path"):

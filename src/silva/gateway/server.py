@@ -14,7 +14,7 @@ import uvicorn
 
 from silva.gateway.app import MOUNT
 from silva.gateway.protocol import HttpProtocol
-from silva.types.errors import ConfigError
+from silva.types.errors import ConfigError, system_reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +114,7 @@ def require_loopback(host: str) -> None:
     with contextlib.suppress(ValueError):
         local = local or ipaddress.ip_address(host).is_loopback
     if not local:
-        raise ConfigError(f"open sessions are for loopback only, but gateway_host is {host!r}; use 127.0.0.1")
+        raise ConfigError(f"open sessions are for loopback only, but --gateway-host is {host!r}; use 127.0.0.1")
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -123,13 +123,16 @@ def _bind(host: str, port: int) -> socket.socket:
         # Only where the protocol is named does asyncio set TCP_NODELAY; without it an answer can wait 40 ms for an ACK.
         sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"gateway_host {host!r}, gateway_port {port} name no address: {error}") from error
+        raise ConfigError(
+            f"--gateway-host {host!r}, --gateway-port {port} name no address: {system_reason(error)}"
+        ) from error
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
     except (OSError, OverflowError) as error:
         sock.close()
         raise ConfigError(
-            f"the gateway cannot listen on {host}:{port}: {error}. Choose another gateway_port, or 0 for a free one"
+            f"the gateway cannot listen on {host}:{port}: {system_reason(error)}. Choose another --gateway-port, or 0 "
+            "for a free one"
         ) from error
     return sock

@@ -16,7 +16,7 @@ import msgspec
 
 from silva.inference.engine import ImageSupport
 from silva.types.clock import Clock
-from silva.types.errors import ConfigError, EngineFault
+from silva.types.errors import ConfigError, EngineFault, system_reason
 from silva.types.generation import (
     EngineUsage,
     FinishReason,
@@ -63,7 +63,7 @@ def read_script(path: Path) -> list[ScriptLine]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"engine_script {path} cannot be read: {error}") from error
+        raise ConfigError(f"--engine-script {path} cannot be read: {system_reason(error)}") from error
     lines: list[ScriptLine] = []
     faults: list[str] = []
     for number, raw in enumerate(text.splitlines(), start=1):
@@ -76,14 +76,17 @@ def read_script(path: Path) -> list[ScriptLine]:
     if faults:
         more = f"\n... and {len(faults) - MAX_SHOWN_ERRORS} more" if len(faults) > MAX_SHOWN_ERRORS else ""
         shown = "\n".join(faults[:MAX_SHOWN_ERRORS])
-        raise ConfigError(f"engine_script {path} holds {len(faults)} bad line(s):\n{shown}{more}")
+        raise ConfigError(f"--engine-script {path} holds {len(faults)} bad line(s):\n{shown}{more}")
     if not lines:
-        raise ConfigError(f"engine_script {path} holds no answer; write one JSON object a line")
+        raise ConfigError(f"--engine-script {path} holds no answer; write one JSON object a line")
     return lines
 
 
 def _read_line(raw: str) -> ScriptLine:
-    line = msgspec.json.decode(raw.encode(), type=ScriptLine)
+    try:
+        line = msgspec.json.decode(raw.encode(), type=ScriptLine)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{error} (fields of a line: {', '.join(ScriptLine.__struct_fields__)})") from error
     if line.error is None and (line.text is None) == (line.ids is None):
         raise ValueError("an answer needs one of `text` and `ids` (or an `error`)")
     if line.text is not None and line.ids is not None:
@@ -159,7 +162,7 @@ class ScriptedEngine:
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
             self._log = self._stack.enter_context(self._log_path.open("a", encoding="utf-8"))
         except OSError as error:
-            raise ConfigError(f"engine_log {self._log_path} cannot be written: {error}") from error
+            raise ConfigError(f"--engine-log {self._log_path} cannot be written: {system_reason(error)}") from error
 
     async def close(self) -> None:
         for event in self._aborted.values():

@@ -15,7 +15,7 @@ from silva.state.lineage import ExportMode, exported_leaves
 from silva.state.session import Session
 from silva.types.clock import Clock
 from silva.types.errors import AgentExecutionError, SessionFailure
-from silva.types.rollout import ExportRecord
+from silva.types.rollout import ExportRecord, RequestRecord
 
 RUNNER_LOST = "runner_lost"
 """Reason of a session that ended because the process that owns the agents died."""
@@ -87,7 +87,7 @@ class ProcessDriver:
         )
         ended = await self._run_limited(session, spec)
         await self._seal(session.session_id)
-        self._check_exit(ended, files)
+        self._check_exit(ended, session, files)
         output = await asyncio.to_thread(read_output, files.output_json)
         try:
             return implicit_records(session, output, settings.export)
@@ -119,7 +119,7 @@ class ProcessDriver:
                 return
             await self._clock.sleep(left_s)
 
-    def _check_exit(self, ended: AgentExit, files: SessionFiles) -> None:
+    def _check_exit(self, ended: AgentExit, session: Session, files: SessionFiles) -> None:
         settings = self._settings
         if ended.ok:
             return
@@ -134,6 +134,8 @@ class ProcessDriver:
         elif ended.kill_reason == "agent_start_timeout":
             reason = "agent_start_timeout"
             message = f"the agent sent no model request within {settings.start_timeout_s:g} s (--agent-start-timeout)"
+        elif session.requests and (session.requests[-1].http_status or 0) >= 400:
+            message += f"; its last model request ended with {_end_of(session.requests[-1])}"
         raise AgentExecutionError(reason, message, log_tail=log_tail(files.command_log))
 
 
@@ -145,6 +147,8 @@ def implicit_records(
     Under `leaves` they are called leaf-0, leaf-1, ... in the order in which their last responses were written. Raises
     SessionFailure: `no_response`, `not_linear`, and with `need_reward` `reward_missing`.
     """
+    if not any(node.kind == "response" for node in session.forest.nodes):
+        raise SessionFailure("no_response", f"the agent ended without an answer of the model: {_why_none(session)}")
     leaves = exported_leaves(session.forest, export)
     if output.reward is None and need_reward:
         raise SessionFailure(
@@ -161,3 +165,19 @@ def implicit_records(
         )
         for number, leaf in enumerate(leaves)
     ]
+
+
+def _why_none(session: Session) -> str:
+    """What became of its requests, for an agent that got no turn."""
+    if not session.requests:
+        return (
+            "it sent no request under its key; see that it asks RELAX_BASE_URL, with RELAX_SESSION_ID as the key, and "
+            "waits for the answer"
+        )
+    return (
+        f"none of its {len(session.requests)} request(s) got one, the last ended with {_end_of(session.requests[-1])}"
+    )
+
+
+def _end_of(record: RequestRecord) -> str:
+    return " ".join(str(part) for part in (record.http_status, record.error_code) if part is not None) or "no answer"

@@ -37,9 +37,7 @@ def linear_leaf(forest: SessionForest) -> Node:
     """
     responses = [node for node in forest.nodes if node.kind == "response"]
     if not responses:
-        raise SessionFailure(
-            "no_response", "the agent ended without a committed model response, so there is nothing to train on"
-        )
+        raise SessionFailure("no_response", "the session holds no answer of the model")
     leaf = responses[-1]
     on_path = {node.node_id for node in leaf.path()}
     roots = [node for node in forest.nodes if node.parent is not None and node.parent.kind == "root"]
@@ -53,8 +51,9 @@ def linear_leaf(forest: SessionForest) -> Node:
         "not_linear",
         f"the session's history is not linear, so no single context can be exported: {len(roots)} root(s): {starts}; "
         f"besides the last response ({leaf.node_id}, request {leaf.request_id}) there are {len(ends)} other "
-        f"leaf/leaves: {places or 'none'}. Make the agent send one growing history, or export with --agentic-export "
-        "last (the context of the last response) or leaves (every leaf's)",
+        f"leaf/leaves: {places or 'none'}. `silva explain` names what differs. Make the agent send "
+        "one growing history, or export with --agentic-export last (the context of the last response) or leaves "
+        "(every leaf's)",
     )
 
 

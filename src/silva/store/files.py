@@ -52,7 +52,7 @@ def open_writer(path: Path, busy_timeout_s: float, *, resume: bool) -> sqlite3.C
         version = schema_version(conn, path)
         if resume and version is None:
             raise LedgerError(f"{path} is an empty ledger: that run stopped while it started. Start it anew")
-        if not resume and version is not None:
+        if not resume and version is not None and _has_begun(conn):
             raise LedgerError(
                 f"{path} holds a run already. Use another --run-dir; a stopped training run goes on by "
                 f"silva train --resume {path.parent}"
@@ -72,6 +72,11 @@ def open_writer(path: Path, busy_timeout_s: float, *, resume: bool) -> sqlite3.C
             raise
         raise unreadable(path, error) from error
     return conn
+
+
+def _has_begun(conn: sqlite3.Connection) -> bool:
+    """A start that failed on an option leaves an empty ledger, which the next start may take."""
+    return any(conn.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in ("events", "prompts", "sessions"))
 
 
 def schema_version(conn: sqlite3.Connection, path: Path) -> int | None:

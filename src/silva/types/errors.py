@@ -70,6 +70,11 @@ class AgentExecutionError(SessionFailure):
         self.log_tail = log_tail
 
 
+def system_reason(error: Exception) -> str:
+    """What went wrong, without the number and the path that an OSError repeats."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
 def first_silva_error(error: BaseException) -> SilvaError | None:
     """The first error for people inside an exception (groups of tasks wrap theirs)."""
     if isinstance(error, SilvaError):
