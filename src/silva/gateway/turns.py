@@ -32,6 +32,8 @@ from silva.types.rollout import MatchKind, Mode, RequestRecord, TokenUsage
 T = TypeVar("T")
 CodecMode = Literal["proven", "rerender"]
 MAX_INLINE_IDS = 1024
+NUM_CODEC_THREADS = 4
+"""A step that takes seconds (a slow template, a long history) must not stop the turns of other sessions."""
 MAX_PATHS = 64
 
 
@@ -91,7 +93,7 @@ class PreparedTurn:
 class TurnService:
     """Consumes canonical requests, produces committed turns; the single writer of every session's forest.
 
-    Tokenising runs in a thread of its own; forests are read and written on the event loop only.
+    Tokenising runs in threads of its own; forests are matched and written on the event loop only.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class TurnService:
             engine, clock, timeout_s=settings.engine_timeout_s, retry_delays_s=settings.retry_delays_s
         )
         self._longest_token = max(map(len, codec.tokenizer.get_vocab()))
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="silva-codec")
+        self._pool = ThreadPoolExecutor(NUM_CODEC_THREADS, thread_name_prefix="silva-codec")
 
     @property
     def counters(self) -> Counter[str]:
