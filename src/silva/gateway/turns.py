@@ -32,7 +32,7 @@ from silva.types.rollout import MatchKind, Mode, RequestRecord, TokenUsage
 T = TypeVar("T")
 CodecMode = Literal["proven", "rerender"]
 MAX_INLINE_IDS = 1024
-NUM_CODEC_THREADS = 4
+NUM_CODEC_THREADS = 1
 """A step that takes seconds (a slow template, a long history) must not stop the turns of other sessions."""
 MAX_PATHS = 64
 
