@@ -97,7 +97,7 @@ def _encode(frame: Frame, ends: TurnEnds, tail: SampledTail, past: Past, message
 
 
 def _history(frame: Frame, context: Context, past: Past) -> History:
-    build = ShapeBuilder(context.slots, frame.words, frame.style)
+    build = ShapeBuilder(context.slots, frame.words, frame.style, frame.image_part)
     for i, value in enumerate(frame.slots.values):
         build.slots.share(value, "name", Hole(FRAME, i))
     return history_of([build.message(message) for message in past.messages], past.num_given)
