@@ -80,14 +80,12 @@ def explain(pieces: Sequence[str | Hole], renders: Sequence[str], probed: set[Ho
     `renders[k]` is the same render in which each hole of `probed` holds its k-th probe; the other holes still hold
     their placeholders.
     """
-    first = pieces[0]
-    assert isinstance(first, str)
+    first, hole = pieces[0], pieces[1] if len(pieces) > 1 else Hole(0, 0)
+    assert isinstance(first, str) and isinstance(hole, Hole)
+    if not all(text.startswith(first) for text in renders):
+        return hole
     at: list[int] = [len(first)] * len(renders)
     found: list[Transform] = []
-    hole: str | Hole = pieces[1] if len(pieces) > 1 else Hole(0, 0)
-    if not all(text.startswith(first) for text in renders):
-        assert isinstance(hole, Hole)
-        return hole
     for i in range(1, len(pieces), 2):
         hole, literal = pieces[i], pieces[i + 1]
         assert isinstance(hole, Hole) and isinstance(literal, str)
@@ -100,9 +98,7 @@ def explain(pieces: Sequence[str | Hole], renders: Sequence[str], probed: set[Ho
                 break
         else:
             return hole
-    ended = all(a == len(text) for a, text in zip(at, renders, strict=True))
-    assert isinstance(hole, Hole)
-    return found if ended else hole
+    return found if all(a == len(text) for a, text in zip(at, renders, strict=True)) else hole
 
 
 def fill(skeleton: Skeleton, text_of: Callable[[Hole], str]) -> str:
