@@ -68,22 +68,27 @@ def cpu_ms(work: Any, repeats: int) -> list[float]:
 
 
 def whole_delta(family: str, turns: int) -> dict[str, Any] | None:
-    """Cost of a delta at the last turn where all before it is rendered. None where the ids differ."""
+    """Cost of a delta at the last turns where all before it is rendered. None where the ids differ."""
     codec = load_family(family).codec
     conversation = Conversation(tools=(TOOL,), template_kwargs={})
     root, steps = episode(turns)
-    before = [*root, *(m for answer, new in steps[:-1] for m in (answer, *new))]
-    answer, new = steps[-1]
     asked: list[Past] = []
 
-    def past() -> Past:
-        asked.append(Past(messages=tuple(before), num_given=len(root)))
-        return asked[-1]
+    def delta(num: int) -> list[int]:
+        """Behind the first `num` turns."""
+        before = [*root, *(m for answer, new in steps[:num] for m in (answer, *new))]
 
-    tail = SampledTail(message=answer, last_id=-1, cut=True, has_system=True, past=past)
-    made = codec.encode_delta(tail, new, conversation)
-    ids = made.observation_ids + made.opening_ids
-    chat = [to_hf(message) for message in (*before, answer, *new)]
+        def past() -> Past:
+            asked.append(Past(messages=tuple(before), num_given=len(root)))
+            return asked[-1]
+
+        answer, new = steps[num]
+        tail = SampledTail(message=answer, last_id=-1, cut=True, has_system=True, past=past)
+        made = codec.encode_delta(tail, new, conversation)
+        return made.observation_ids + made.opening_ids
+
+    ids = delta(turns - 1)
+    chat = [to_hf(message) for message in (*root, *(m for answer, new in steps for m in (answer, *new)))]
 
     def full() -> list[int]:
         text: Any = codec.tokenizer.apply_chat_template(chat, tools=[TOOL], tokenize=False, add_generation_prompt=True)
@@ -91,11 +96,13 @@ def whole_delta(family: str, turns: int) -> dict[str, Any] | None:
 
     if not asked or full()[-len(ids) :] != ids:
         return None
-    one = cpu_ms(lambda: codec.encode_delta(tail, new, conversation), 5)
+    nums = iter(range(turns - 6, turns - 1))
+    one = cpu_ms(lambda: delta(next(nums)), 5)
     return {
         "template": family,
         "turns": turns,
         "whole_delta_ms": round(statistics.median(one), 1),
+        "known_shape_ms": round(statistics.median(cpu_ms(lambda: delta(turns - 1), 5)), 1),
         "full_render_and_encode_ms": round(statistics.median(cpu_ms(full, 3)), 1),
     }
 

@@ -149,8 +149,9 @@ class TestTransforms:
     def test_another_treatment_is_refused(self) -> None:
         codec = tiny_codec(TURNS.replace("(m.content or '')", "(m.content | replace('<', '&lt;'))"))
         for ask in (root_text, delta_text):
-            with pytest.raises(TransitionRefused, match="neither trimming nor JSON"):
+            with pytest.raises(TransitionRefused, match="neither trimming nor JSON") as caught:
                 ask(codec, [user("no such letter")])
+            assert caught.value.field == "messages[0]"
 
     def test_a_template_that_reads_the_text_is_caught_where_it_happens(self) -> None:
         codec = tiny_codec(TURNS.replace("{{- '<|end|>", "{{- '!' if 'weather' in (m.content or '') }}{{- '<|end|>"))
@@ -217,6 +218,9 @@ class TestRefusals:
                 assert caught.value.field == f"messages[{len(before)}]"
             else:
                 assert ask(codec, [*before, system]) == ask(codec, [*before, marked])
+        if not alternates:
+            long = [user(), ANSWER] * 40
+            assert root_text(codec, [*long, system]) == root_text(codec, [*long, marked])
 
     def test_a_turn_that_depends_on_history_is_impure(self) -> None:
         codec = tiny_codec(TURNS.replace("+ m.role +", "+ m.role ~ loop.index +"))
@@ -306,6 +310,13 @@ class TestTools:
         assert codec.decode(root.observation_ids).startswith("<think>")
         assert len(control_ids(codec, root.observation_ids)) == 2
 
+    def test_definitions_that_are_changed_beyond_recognition_are_refused_by_path(self) -> None:
+        codec = tiny_codec("{{- (tools or '') | string }}" + TURNS)
+        tool = {"type": "function", "function": {"name": "f", "description": "a\n'b'"}}
+        with pytest.raises(TransitionRefused, match="neither trimming nor JSON") as caught:
+            codec.encode_root([user()], Conversation(tools=(tool,), template_kwargs={}))
+        assert caught.value.field == "tools"
+
     def test_odd_keys_are_refused_by_path(self, codec: TurnCodec) -> None:
         conversation = Conversation(tools=(tool(), tool({"<|end|>": {}})), template_kwargs={})
         with pytest.raises(TransitionRefused, match="has the key") as caught:
@@ -383,6 +394,40 @@ class TestSharing:
             codec._frame(Conversation(template_kwargs={"n": n % 90}))
         assert len(frame.roots) == 256
         assert len(codec._frames) == 64
+
+
+class TestCloses:
+    """Templates that close parts of an assistant turn before they close the turn."""
+
+    PARTS = TURNS.replace(
+        "{{- '<|end|>\\n' }}", "{{- '</think>part\\n<think><|end|>\\n' if m.role == 'assistant' else '<|end|>' }}"
+    )
+    NEXT = "<|start|>user\nhi<|end|><|start|>assistant\n"
+
+    @pytest.mark.parametrize(
+        ("last", "text"),
+        [
+            ("cut", "</think>part\n<think><|end|>\n" + NEXT),
+            ("<|end|>", "\n" + NEXT),
+            ("<|eos|>", "\n" + NEXT),
+            ("</think>", "part\n<think><|end|>\n" + NEXT),
+        ],
+    )
+    @pytest.mark.parametrize("within", [False, True])
+    def test_all_that_was_sampled_of_a_close_is_left_out(self, within: bool, last: str, text: str) -> None:
+        """`within`: the same token stands inside a turn, too, so that it ends none."""
+        thought = "{%- if m.reasoning_content %}{{- m.reasoning_content + '</think>' }}{%- endif %}" if within else ""
+        codec = tiny_codec(
+            self.PARTS.replace(
+                "{{- '<|start|>' + m.role + '\\n' + ", "{{- '<|start|>' + m.role + '\\n' }}" + thought + "{{- "
+            )
+        )
+        end, part = codec.encode_sampled("<|end|></think>")
+        codec = TurnCodec(codec.tokenizer, stop_ids=[end])
+        assert part in codec.ends.closers and (part in codec.stop_ids) != within
+        tail = SampledTail(message=ANSWER, last_id=codec.encode_sampled(last)[0], cut=last == "cut", has_system=False)
+        delta = codec.encode_delta(tail, [user()], PLAIN)
+        assert codec.decode(delta.observation_ids + delta.opening_ids) == text
 
 
 class TestOpeners:

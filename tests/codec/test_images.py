@@ -14,7 +14,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
-from silva.state.codec import SampledTail, TurnCodec
+from silva.state.codec import Past, SampledTail, TurnCodec
 from silva.types.errors import TransitionRefused
 from silva.types.messages import Conversation, Image, JsonObject, Message, Part, Role, join_texts, text_of
 
@@ -195,3 +195,9 @@ def test_images_that_a_template_numbers_are_refused_where_the_number_would_be_wr
         codec.encode_delta(tail, [one], numbered)
     assert caught.value.field == "messages[0]"
     codec.encode_delta(tail, [Message(role="user", content="look")], numbered)
+    words = Message(role="user", content="hi")
+    seen = replace(tail, past=lambda: Past(messages=(one,), num_given=1))
+    with pytest.raises(TransitionRefused, match="cannot be told which"):
+        codec.encode_delta(seen, [one], numbered)
+    none_seen = replace(tail, past=lambda: Past(messages=(words,), num_given=1))
+    assert "Picture 1: " in codec.decode(codec.encode_delta(none_seen, [one], numbered).observation_ids)

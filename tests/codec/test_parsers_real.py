@@ -108,6 +108,7 @@ REAL: dict[str, Real] = {
     "Mistral-Small-3.2-24B-Instruct-2506": Real(tool_call="mistral", end="</s>", mixed=False),
     "mistralai-Ministral-3-14B-Reasoning-2512": Real(tool_call="mistral", reasoning="mistral", end="</s>"),
     "unsloth-mistral-Devstral-Small-2507": Real(tool_call="mistral", end="</s>"),
+    "MiniMax-M1": Real(tool_call="apriel", end="<end_of_sentence>\n", mixed=False),
     "LFM2.5-8B-A1B": Real(tool_call="lfm2", reasoning="qwen3", names=("get_weather",), quotes=False),
     "openai-gpt-oss-120b": Real(
         tool_call="gpt-oss", reasoning="gpt-oss", reason="thinking", end="", mixed=False, num_calls=1

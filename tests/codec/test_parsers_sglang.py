@@ -51,7 +51,9 @@ ARGUMENTS: tuple[dict[str, Any], ...] = (
     {"text": ""},
 )
 UNLIKE = ("mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506", "openai-gpt-oss-120b")
-NAMES = [name for name, real in REAL.items() if name not in UNLIKE and real.tool_call != "seed_oss"]
+UNKNOWN = ("seed_oss", "apriel")
+"""Formats that it does not have in this version."""
+NAMES = [name for name, real in REAL.items() if name not in UNLIKE and real.tool_call not in UNKNOWN]
 
 
 @cache

@@ -9,6 +9,7 @@ import pytest
 from gateway_serve import Json, serving
 
 from silva.state.codec import Past, SampledTail, TurnCodec
+from silva.state.codec.late_system import LATE_SYSTEM_MARK
 from silva.state.turns import past_of
 from silva.types.errors import TransitionRefused
 from silva.types.messages import Conversation, Message, ToolCall
@@ -71,6 +72,22 @@ def test_tok_12_marker_text_never_becomes_a_control_token(oracle: Oracle) -> Non
         num_spelled += sum(oracle.codec.decode(found).count(text) for text in markers)
         num_spelled -= sum(control.get(i) in markers for i in found)
     assert num_spelled > 10
+
+
+def test_all_that_was_sampled_of_a_close_is_left_out(oracle: Oracle) -> None:
+    """A sampled stop id is never written again, also where it is not the first token that the template closes with."""
+    codec, new = oracle.codec, [user("go on")]
+    cut = codec.encode_delta(sampled(ANSWER, [user()], 1), new, PLAIN).observation_ids
+    head = cut[: codec.decode(cut).index("go on")]
+    for stop in codec.stop_ids & set(head):
+        tail = SampledTail(
+            message=ANSWER,
+            last_id=stop,
+            cut=False,
+            has_system=False,
+            past=lambda: Past(messages=(user(),), num_given=1),
+        )
+        assert codec.encode_delta(tail, new, PLAIN).observation_ids == cut[cut.index(stop) + 1 :]
 
 
 def test_the_start_check_names_these_steps(oracle: Oracle) -> None:
@@ -157,6 +174,22 @@ class TestProof:
         assert "user3" in self.delta(codec, [user()], [(ANSWER, [user("fine")])])
         with pytest.raises(TransitionRefused, match="because of what their texts say"):
             self.delta(codec, [user()], [(ANSWER, [user("weather?")])])
+
+    def test_what_is_known_of_a_shape_is_proven_on_the_texts_of_each_history(self) -> None:
+        looks = "{%- if messages[0].content == 'secret' %}{{- '!' }}{%- endif %}"
+        codec = tiny_codec(NUMBERED.replace("{%- for call", looks + "{%- for call"))
+        for texts in (("a", "b"), ("c <|end|>", "\nd")):
+            assert f"user3\n{texts[1]}<" in self.delta(codec, [user(texts[0])], [(ANSWER, [user(texts[1])])])
+        with pytest.raises(TransitionRefused, match="because of what their texts say"):
+            self.delta(codec, [user("secret")], [(ANSWER, [user("b")])])
+
+    def test_a_late_system_message_stays_a_user_turn_in_the_history(self) -> None:
+        first_only = "{%- if m.role == 'system' and not loop.first %}{{- raise_exception('first only') }}{%- endif %}"
+        codec = tiny_codec(NUMBERED.replace("{{- '<|start|>' + m.role", first_only + "{{- '<|start|>' + m.role", 1))
+        late = Message(role="system", content="be")
+        text = self.delta(codec, [user()], [(ANSWER, [late]), (ANSWER, [user()])])
+        assert text == self.delta(codec, [user()], [(ANSWER, [user(LATE_SYSTEM_MARK + "be")]), (ANSWER, [user()])])
+        assert "user5" in text
 
     def test_what_was_never_shown_is_not_left_out(self, nemo: Oracle) -> None:
         """A system text that the template shows in a last user turn only, and that no answer has seen yet."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import Sequence
 
 import pytest
 from gateway_serve import Json, serving, until
@@ -12,7 +14,8 @@ from raw_http import RawClient
 
 from silva.gateway.answer import AnswerSettings
 from silva.gateway.turns import SamplingSettings
-from silva.state.codec import TurnCodec
+from silva.state.codec import TurnCodec, TurnDelta
+from silva.types.messages import Conversation, Message
 from silva.types.rollout import AttemptRecord
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
@@ -259,3 +262,22 @@ async def test_a_text_that_could_never_fit_is_refused_before_it_is_encoded(codec
         assert "10000000 characters" in error["message"]
         assert serve.calls() == []
         await serve.chat("s", HI)  # the session goes on
+
+
+async def test_a_step_that_takes_long_to_form_holds_no_other_session(codec: TurnCodec, monkeypatch: pytest.MonkeyPatch):
+    begun, answered = threading.Event(), threading.Event()
+    encode_root = codec.encode_root
+
+    def slow(messages: Sequence[Message], conversation: Conversation) -> TurnDelta:
+        if messages[0].content == "slow":
+            begun.set()
+            assert answered.wait(timeout=30)
+        return encode_root(messages, conversation)
+
+    monkeypatch.setattr(codec, "encode_root", slow)
+    async with serving(codec, [{"text": "yes"}]) as serve:
+        waiting = asyncio.create_task(serve.message("a", [{"role": "user", "content": "slow"}]))
+        await until(begun.is_set)
+        assert (await serve.message("b", HI))["content"] == "yes"
+        answered.set()
+        assert (await waiting)["content"] == "yes"

@@ -132,6 +132,8 @@ def test_a_cut_turn_shows_no_more_than_was_sampled(
         ('{"name": "f"}', "f", "{}"),
         ('{"name": "f", "arguments": "{\\"a\\": 1}"}', "f", '{"a": 1}'),
         ('{"name": "f", "arguments": null}', "f", "null"),
+        ('{"name": "f", "id": 7, "type": "function"}', "f", "{}"),
+        ('{"id": 7, "city": {"a":  1}, "name": "f", "n": 2}', "f", '"city": {"a":  1}, "n": 2'),
         ('{"name": "f", "arguments": {"a": }', "f", '{"a": }'),
         ('{"name": "f", "arguments": {"a": }}', "f", '{"a": }'),
         ('{"name": "f", "arguments": {"a": "unclosed', "f", '{"a": "unclosed'),

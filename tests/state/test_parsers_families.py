@@ -76,6 +76,8 @@ def made(*arguments: str, content: str = "") -> ParsedTurn:
         ("pythonic", "<|python_start|>[f(x=-1.5)]<|python_end|>", made('{"x": -1.5}')),
         ("pythonic", "[f(g(1)), f(1)]", made("g(1)", "1")),
         ("pythonic", "[f(a=1)] is how", ParsedTurn(content="[f(a=1)] is how")),
+        ("lfm2", "<|tool_call_start|>[f()] a <|tool_call_start|>[f(x=1)]<|tool_call_end|>",
+         made("{}", '{"x": 1}', content=" a ")),
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}, "id": 9}, {"name": "f"}]',
          made('{"a": 1}', "{}")),
         ("mistral", 'a[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]f[CALL_ID]9[ARGS]{}', made('{"a": 1}', "{}", content="a")),

@@ -32,6 +32,8 @@ from silva.types.rollout import Mode, RequestRecord, TokenUsage
 T = TypeVar("T")
 CodecMode = Literal["proven", "rerender"]
 MAX_INLINE_IDS = 1024
+NUM_CODEC_THREADS = 4
+"""A step that takes seconds (a slow template, a long history) must not stop the turns of other sessions."""
 MAX_PATHS = 64
 
 
@@ -92,7 +94,7 @@ class PreparedTurn:
 class TurnService:
     """Consumes canonical requests, produces committed turns; the single writer of every session's forest.
 
-    Tokenising runs in a thread of its own; forests are read and written on the event loop only.
+    Tokenising runs in threads of its own; forests are matched and written on the event loop only.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class TurnService:
             resume=settings.resume_aborted,
         )
         self._longest_token = max(map(len, codec.tokenizer.get_vocab()))
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="silva-codec")
+        self._pool = ThreadPoolExecutor(NUM_CODEC_THREADS, thread_name_prefix="silva-codec")
 
     @property
     def counters(self) -> Counter[str]:
@@ -208,12 +210,12 @@ class TurnService:
     ) -> TurnReply:
         """Read a sampled turn and write it into the forest, all of it or nothing."""
         result = generation.result
-        message = await self._commit(live, turn, record, generation)
+        message, num_reasoning = await self._commit(live, turn, record, generation)
         usage = TokenUsage(
             prompt_tokens=turn.num_prompt,
             completion_tokens=len(result.ids),
             cached_tokens=min(result.cached_tokens, turn.num_prompt),
-            reasoning_tokens=self._num_reasoning(result.ids, message),
+            reasoning_tokens=num_reasoning,
         )
         record.usage = usage
         record.finish_reason = result.finish_reason
@@ -229,14 +231,15 @@ class TurnService:
 
     async def _commit(
         self, live: LiveSession, turn: PreparedTurn, record: RequestRecord, generation: Generation
-    ) -> Message:
+    ) -> tuple[Message, int]:
+        """The message that the client gets, and how many of the sampled ids are reasoning."""
         forest, placement, result = live.session.forest, turn.placement, generation.result
         # The lock keeps the sibling number, which call ids are made of, true until the turn is written.
         async with live.commit_lock:
             sibling = forest.next_sibling(placement.match.request_key)
 
             def read():
-                return read_turn(
+                response, message = read_turn(
                     self._codec,
                     self._parser,
                     placement,
@@ -244,16 +247,17 @@ class TurnService:
                     sibling=sibling,
                     object_calls=turn.options.object_calls,
                 )
+                return response, message, self._num_reasoning(result.ids, message)
 
             small = len(result.ids) <= MAX_INLINE_IDS and not placement.continues
-            response, message = read() if small else await self._off_loop(read)
+            response, message, num_reasoning = read() if small else await self._off_loop(read)
             response = replace(response, request_id=record.request_id, num_aborts=generation.num_aborts)
             # A repair counts once, with the turn that makes the spelling known; a failed turn leaves it to the next.
             repairs = replace(placement.match, aliases=tuple(forest.unknown_spellings(placement.match))).repairs
             self._match_again(forest, turn, record)
             record.node_id = forest.commit(placement, response).node_id
             self.counters.update(f"repair_{kind}" for kind in repairs)
-        return message
+        return message, num_reasoning
 
     def _match_again(self, forest: SessionForest, turn: PreparedTurn, record: RequestRecord) -> None:
         """Say of a turn how it hangs now: others may have been committed since it was placed."""

@@ -220,8 +220,7 @@ def _learn_cell(
     tree = [build.message(m) for m in messages]
     status: Status = "pure"
     try:
-        with frame.lock:
-            found = Learner(frame, ends, context, tree, build.slots, None, survey=True).learn()
+        found = Learner(frame, ends, context, tree, build.slots, None, survey=True).learn()
     except ImpureTransition as error:
         fault = _whole_fault(frame, ends, message, messages)
         if fault is not None:
@@ -248,8 +247,7 @@ def _whole_fault(frame: Frame, ends: TurnEnds, message: Message, messages: Seque
         build.slots.share_all(context.slots)
         tree = [build.message(m) for m in messages]
         try:
-            with frame.lock:
-                learn_whole(frame, ends, context, history, tree, build.slots)
+            learn_whole(frame, ends, context, history, tree, build.slots)
         except ImpureTransition as error:
             return f"{error} (behind {name!r})"
         except TransitionRefused:

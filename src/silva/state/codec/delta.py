@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from silva.state.codec.deltas import SampledTail, TurnDelta
-from silva.state.codec.encoder import TokenText
+from silva.state.codec.encoder import TokenText, common_prefix
 from silva.state.codec.ends import TurnEnds
 from silva.state.codec.frame import NEW, Frame, TextOf, Texts, placeholder
 from silva.state.codec.recipe import Recipe, make_recipe
@@ -109,12 +109,13 @@ def _call(call_id: Hole, name: str | Hole, arguments: Hole, as_text: bool) -> Js
 
 @dataclass(frozen=True, slots=True)
 class DeltaRecipe:
-    """A learned delta: `beginning` are the turns before the new messages with which it is proven each time."""
+    """A learned delta: `beginning` are the turns before the new messages with which it is proven each time. `close` are
+    the ids at its front that close the turn before."""
 
     recipe: Recipe
     beginning: Tree
     fillers: tuple[str, ...]
-    first_id: int
+    close: tuple[int, ...]
     prefixes: tuple[tuple[str, bool], ...]
     """Of a survey: each beginning, and whether the template's render with it starts with what stood before."""
 
@@ -141,7 +142,7 @@ def encode_delta(frame: Frame, ends: TurnEnds, tail: SampledTail, messages: Sequ
     if len(key) <= CACHED_KEY_CHARS:
         frame.deltas.put(key, known)
     observation, opening = known.recipe.encode(frame.text, Texts(frame.slots.values, named, slots.values))
-    return close(ends, tail, known.first_id, observation, opening)
+    return without_close(ends, tail, known.close, observation, opening)
 
 
 def _learn(frame: Frame, key: str, learner: Learner, cached: bool) -> DeltaRecipe:
@@ -149,13 +150,12 @@ def _learn(frame: Frame, key: str, learner: Learner, cached: bool) -> DeltaRecip
     impure: ImpureTransition | None = frame.impure.get(key)
     if impure is not None:
         raise ImpureTransition(impure.what, field=impure.field)
-    with frame.lock:
-        try:
-            return learner.learn(cached=cached)
-        except ImpureTransition as error:
-            if len(key) <= CACHED_KEY_CHARS:
-                frame.impure.put(key, ImpureTransition(error.what, field=error.field))
-            raise
+    try:
+        return learner.learn(cached=cached)
+    except ImpureTransition as error:
+        if len(key) <= CACHED_KEY_CHARS:
+            frame.impure.put(key, ImpureTransition(error.what, field=error.field))
+        raise
 
 
 def _inert(frame: Frame, texts: Sequence[str]) -> list[str]:
@@ -167,16 +167,17 @@ def proven(frame: Frame, known: DeltaRecipe, tree: Tree, inert: TextOf) -> bool:
     return real.endswith(known.recipe.text(inert))
 
 
-def close(ends: TurnEnds, tail: SampledTail, first: int, observation: list[int], opening: list[int]) -> TurnDelta:
-    """Leave out the closing token where the model sampled it, or another one that means the same."""
+def without_close(
+    ends: TurnEnds, tail: SampledTail, close: tuple[int, ...], observation: list[int], opening: list[int]
+) -> TurnDelta:
+    """Leave out what closes the turn where the model sampled it, or another token that means the same."""
     if tail.cut or tail.last_id not in ends.closers:
         return TurnDelta(observation_ids=observation, opening_ids=opening)
-    if ends.opener and tail.last_id != first:
+    if ends.opener and tail.last_id != close[0]:
         mismatch = tail.last_id in ends.markers
         return TurnDelta(observation_ids=observation, opening_ids=opening, marker_mismatch=mismatch)
-    if observation:
-        return TurnDelta(observation_ids=observation[1:], opening_ids=opening)
-    return TurnDelta(observation_ids=[], opening_ids=opening[1:])
+    n = close.index(tail.last_id) + 1 if tail.last_id in close else len(close)
+    return TurnDelta(observation_ids=observation[n:], opening_ids=opening[max(0, n - len(observation)) :])
 
 
 class Learner:
@@ -199,6 +200,7 @@ class Learner:
         self._tree = tree
         self._slots = slots
         self._prefixes = small_beginnings(frame, context.slots, has_system)
+        self._small = next(iter(self._prefixes.values()))
         self._survey = survey
         self._text = ""
         self._reason: TransitionRefused | None = None
@@ -301,19 +303,36 @@ class Learner:
         def render(text_of: TextOf, gen: bool = True) -> str:
             return self._cut(frame.render([*beginning, *self._tree], text_of, gen=gen), form, beginning)
 
-        found = frame.learn(whole, kinds, render, cached=cached)
+        found = frame.learn(whole, kinds, render, self._tree, cached=cached)
         without = parse(render(placeholder, False))
         plain = same_holes(found, whole, without) or frame.learn(
-            without, kinds, lambda text_of: render(text_of, False), cached=False
+            without, kinds, lambda text_of: render(text_of, False), self._tree, cached=False
         )
         recipe = make_recipe(frame, frame.skeleton(whole, found), frame.skeleton(without, plain), first=False)
-        first_piece = whole[0]
-        assert isinstance(first_piece, str)
-        token = next(iter(frame.text.split(first_piece)), "")
-        if isinstance(token, str):
-            raise TransitionRefused("the chat template writes no control token at the start of the next turn")
+        close = self._closing(whole, form, turn)
         fillers = tuple(Hole(CONTEXT, i).placeholder for i in range(len(self._context.slots.values)))
-        return DeltaRecipe(recipe, beginning, fillers, token.id, prefixes)
+        return DeltaRecipe(recipe, beginning, fillers, close, prefixes)
+
+    def _closing(self, tail: Sequence[str | Hole], form: Form, turn: JsonObject) -> tuple[int, ...]:
+        """The ids at the front of `tail` that close the assistant turn: those up to the last token that ends a turn.
+
+        Mostly one. A template may close parts of a turn, and then the turn itself.
+        """
+        text, stops = self._frame.text, self._ends.stop_ids
+        head = tail[0]
+        assert isinstance(head, str)
+        first = next(iter(text.split(head)), "")
+        if isinstance(first, str):
+            raise TransitionRefused("the chat template writes no control token at the start of the next turn")
+        if self._ends.opener:
+            return (first.id,)
+        try:
+            alone = self._cut(self._frame.render([*self._small, turn], gen=False), form, self._small)
+        except TransitionRefused:
+            return (first.id,)
+        ids = text.encode(head[: common_prefix(head, alone)])
+        last = max((i for i, token in enumerate(ids) if token in stops), default=0)
+        return tuple(ids[: last + 1])
 
     def _compare(self, form: Form, turn: JsonObject, tail: str, known: str) -> tuple[tuple[str, bool], ...]:
         """Refuse the transition unless the tail is the same behind each beginning."""

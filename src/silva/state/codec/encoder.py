@@ -247,8 +247,8 @@ def _trie_node(node: dict[str, Any]) -> str:
     return f"{tail}(?:{'|'.join(branches)}){'?' if optional else ''}"
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many ids two sequences share at their start."""
+def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
+    """How many items two sequences share at their start."""
     n = 0
     for x, y in zip(a, b, strict=False):
         if x != y:

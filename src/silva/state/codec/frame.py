@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, cast
@@ -21,6 +20,7 @@ from silva.state.codec.slots import (
     Slots,
     Words,
     materialise,
+    owner,
     text_part,
 )
 from silva.state.codec.template import ChatTemplate
@@ -49,7 +49,8 @@ class Texts:
 
 
 class Frame:
-    """Renders shapes with this frame's tools and arguments. Learning runs under `lock`; results never change."""
+    """Renders shapes with this frame's tools and arguments, and keeps what was learned. Thread-safe without a lock:
+    threads that learn the same at once find the same, and none waits for another."""
 
     def __init__(
         self,
@@ -62,7 +63,6 @@ class Frame:
         self.template = template
         self.text = text
         self.words = words
-        self.lock = threading.RLock()
         self.slots = Slots(FRAME)
         build = DefinitionBuilder(self.slots, words)
         self._tools = [build.value(tool, f"tools[{i}]") for i, tool in enumerate(tools)] or None
@@ -77,6 +77,7 @@ class Frame:
         self.roots: Lru[str, Any] = Lru(256)
         self.deltas: Lru[str, Any] = Lru(512)
         self.impure: Lru[str, Any] = Lru(512)
+        self.wholes: Lru[bytes, Any] = Lru(16)
         self._style: CallStyle | None = None
         self._lists = self._wants_lists()
 
@@ -134,8 +135,7 @@ class Frame:
 
     def _image_form(self, role: str) -> ImageForm | None:
         if role not in self._images:
-            with self.lock:
-                self._images[role] = self._find_image_form(role)
+            self._images[role] = self._find_image_form(role)
         return self._images[role]
 
     def _find_image_form(self, role: str) -> ImageForm | None:
@@ -173,8 +173,7 @@ class Frame:
     def style(self) -> CallStyle:
         """How calls are given to this template; found at first use."""
         if self._style is None:
-            with self.lock:
-                self._style = self._style or self._find_style()
+            self._style = self._find_style()
         return self._style
 
     def _find_style(self) -> CallStyle:
@@ -225,8 +224,16 @@ class Frame:
         before, found, after = text.partition(Hole(CONTEXT, mark).placeholder)
         return (before, after) if found else None
 
-    def learn(self, pieces: Pieces, kinds: Texts, render: Callable[[TextOf], str], *, cached: bool) -> list[Transform]:
-        """The transform of each hole of `pieces`, in order.
+    def learn(
+        self,
+        pieces: Pieces,
+        kinds: Texts,
+        render: Callable[[TextOf], str],
+        tree: Sequence[JsonObject],
+        *,
+        cached: bool,
+    ) -> list[Transform]:
+        """The transform of each hole of `pieces`, in order. TransitionRefused, with the place in `tree` or the tools.
 
         `render` renders the same text with other texts in the holes. With `cached`, what was learned in the same
         surroundings before is taken over, which the caller's proof has to confirm.
@@ -239,10 +246,11 @@ class Frame:
         probed = {hole for _, hole in holes if isinstance(hole, Hole) and kinds(hole) != "id"}
         renders = [render(_prober(probed, k)) for k in range(NUM_PROBES)]
         found = explain(pieces, renders, probed)
-        if found is None:
+        if isinstance(found, Hole):
             raise TransitionRefused(
                 "the chat template changes a text in a way that is neither trimming nor JSON, so its tokens cannot be "
-                "told apart from the template's own"
+                "told apart from the template's own",
+                field=owner(tree, found) or ("tools" if repr(found) in repr(self._tools) else None),
             )
         for key, transform in zip(keys, found, strict=True):
             self.transforms.put(key, transform)

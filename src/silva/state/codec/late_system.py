@@ -16,8 +16,7 @@ T = TypeVar("T")
 
 
 def encode_late_system(messages: Sequence[Message], first: int, encode: Callable[[Sequence[Message]], T]) -> T:
-    """`encode` these messages; where the template raises at a system message from `first` on, with all such messages
-    as user turns.
+    """`encode` these messages; where the template raises, with all system messages from `first` on as user turns.
 
     Only what a template forbids is written otherwise: where it drops or moves such a message the step stays refused.
     TransitionRefused, as it came first, where the template does not take the user turns either.
@@ -25,8 +24,7 @@ def encode_late_system(messages: Sequence[Message], first: int, encode: Callable
     try:
         return encode(messages)
     except TransitionRefused as refused:
-        at = _index(refused.field)
-        if not refused.raised or at is None or at < first or at >= len(messages) or messages[at].role != "system":
+        if not refused.raised or all(message.role != "system" for message in messages[first:]):
             raise
         try:
             return encode(as_user_turns(messages, first))
@@ -44,8 +42,3 @@ def _as_user(message: Message) -> Message:
         return message
     parts = join_texts((LATE_SYSTEM_MARK, *message.parts)) if message.parts else ()
     return replace(message, role="user", content=LATE_SYSTEM_MARK + message.content, parts=parts)
-
-
-def _index(field: str | None) -> int | None:
-    digits = (field or "").removeprefix("messages[").partition("]")[0]
-    return int(digits) if digits.isdigit() else None

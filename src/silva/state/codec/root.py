@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from silva.state.codec.frame import NEW, Frame, Pieces, TextOf, Texts
 from silva.state.codec.images import text_holes
 from silva.state.codec.recipe import Recipe, make_recipe
-from silva.state.codec.slots import Hole, Slots
+from silva.state.codec.slots import Hole, Slots, owner
 from silva.state.codec.transforms import Transform, parse
 from silva.types.errors import TransitionRefused
 from silva.types.messages import JsonObject, Message
@@ -30,13 +29,12 @@ def encode_root(frame: Frame, messages: Sequence[Message]) -> tuple[list[int], l
     key = repr(tree)
     recipe: Recipe | None = frame.roots.get(key)
     if recipe is None:
-        with frame.lock:
-            recipe = learn_root(frame, tree, slots, inert)
+        recipe = learn_root(frame, tree, slots, inert)
         if len(key) <= CACHED_KEY_CHARS:
             frame.roots.put(key, recipe)
     elif not _proven(frame, recipe, tree, inert):
-        with frame.lock:  # the texts matter after all, or a transform was learned in too narrow surroundings
-            recipe = learn_root(frame, tree, slots, inert)
+        # the texts matter after all, or a transform was learned in too narrow surroundings
+        recipe = learn_root(frame, tree, slots, inert)
     return recipe.encode(frame.text, Texts(frame.slots.values, (), slots.values))
 
 
@@ -51,9 +49,9 @@ def learn_root(frame: Frame, tree: Sequence[JsonObject], slots: Slots, inert: Te
     kinds = Texts(frame.slots.kinds, (), slots.kinds)
     without = parse(frame.render(tree, gen=False))
     for cached in (True, False):
-        found = frame.learn(whole, kinds, lambda text_of: frame.render(tree, text_of, gen=True), cached=cached)
+        found = frame.learn(whole, kinds, lambda text_of: frame.render(tree, text_of, gen=True), tree, cached=cached)
         plain = same_holes(found, whole, without) or frame.learn(
-            without, kinds, lambda text_of: frame.render(tree, text_of, gen=False), cached=False
+            without, kinds, lambda text_of: frame.render(tree, text_of, gen=False), tree, cached=False
         )
         recipe = make_recipe(frame, frame.skeleton(whole, found), frame.skeleton(without, plain), first=True)
         if _proven(frame, recipe, tree, inert):
@@ -115,9 +113,3 @@ def _first_difference(frame: Frame, recipe: Recipe, tree: Sequence[JsonObject], 
             return owner(tree, part.hole) if not isinstance(part, str) else None
         at += len(text)
     return None
-
-
-def owner(tree: Sequence[Any], hole: Hole) -> str | None:
-    """The path of the message that a hole belongs to."""
-    mark = repr(hole)
-    return next((f"messages[{i}]" for i, message in enumerate(tree) if mark in repr(message)), None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -73,6 +73,12 @@ def materialise(tree: Any, text_of: Callable[[Hole], str]) -> Any:
     if isinstance(tree, list):
         return [materialise(value, text_of) for value in cast("list[Any]", tree)]
     return text_of(tree) if isinstance(tree, Hole) else tree
+
+
+def owner(tree: Sequence[Any], hole: Hole) -> str | None:
+    """The path of the message that a hole belongs to."""
+    mark = repr(hole)
+    return next((f"messages[{i}]" for i, message in enumerate(tree) if mark in repr(message)), None)
 
 
 def clean(text: str) -> str:

@@ -74,16 +74,16 @@ def probes(hole: Hole) -> tuple[str, ...]:
 NUM_PROBES = len(probes(Hole(0, 0)))
 
 
-def explain(pieces: Sequence[str | Hole], renders: Sequence[str], probed: set[Hole]) -> list[Transform] | None:
-    """The transform of each hole of `pieces` in order, or None where some hole has no known one.
+def explain(pieces: Sequence[str | Hole], renders: Sequence[str], probed: set[Hole]) -> list[Transform] | Hole:
+    """The transform of each hole of `pieces` in order, or the first hole that has no known one.
 
     `renders[k]` is the same render in which each hole of `probed` holds its k-th probe; the other holes still hold
     their placeholders.
     """
-    first = pieces[0]
-    assert isinstance(first, str)
+    first, hole = pieces[0], pieces[1] if len(pieces) > 1 else Hole(0, 0)
+    assert isinstance(first, str) and isinstance(hole, Hole)
     if not all(text.startswith(first) for text in renders):
-        return None
+        return hole
     at: list[int] = [len(first)] * len(renders)
     found: list[Transform] = []
     for i in range(1, len(pieces), 2):
@@ -97,9 +97,8 @@ def explain(pieces: Sequence[str | Hole], renders: Sequence[str], probed: set[Ho
                 at = [a + len(f) for a, f in zip(at, filled, strict=True)]
                 break
         else:
-            return None
-    ended = all(a == len(text) for a, text in zip(at, renders, strict=True))
-    return found if ended else None
+            return hole
+    return found if all(a == len(text) for a, text in zip(at, renders, strict=True)) else hole
 
 
 def fill(skeleton: Skeleton, text_of: Callable[[Hole], str]) -> str:

@@ -9,8 +9,9 @@ no text of an earlier one: what a template shows again is left out, since it sta
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from silva.state.codec.delta import (
@@ -20,13 +21,14 @@ from silva.state.codec.delta import (
     ImpureTransition,
     Learner,
     Tree,
-    close,
     only_moved,
     proven,
+    without_close,
 )
 from silva.state.codec.deltas import Past, SampledTail, TurnDelta
 from silva.state.codec.ends import TurnEnds
 from silva.state.codec.frame import NEW, Frame, Texts
+from silva.state.codec.late_system import encode_late_system
 from silva.state.codec.root import DEPENDS_ON_TEXT
 from silva.state.codec.slots import CONTEXT, FRAME, Hole, ShapeBuilder, Slots
 from silva.state.codec.transforms import parse
@@ -65,25 +67,37 @@ def encode_whole(
 
     TransitionRefused where it cannot be had with it either.
     """
+
+    def encode(before: Sequence[Message]) -> TurnDelta:
+        return _encode(frame, ends, tail, replace(past, messages=tuple(before)), messages)
+
+    try:
+        return encode_late_system(past.messages, 1, encode)
+    except TransitionRefused as error:
+        if isinstance(refused, ImpureTransition):
+            raise
+        raise refused from error
+
+
+def _encode(frame: Frame, ends: TurnEnds, tail: SampledTail, past: Past, messages: Sequence[Message]) -> TurnDelta:
     context = Context(frame, tail.message)
     history = _history(frame, context, past)
     build = frame.builder(NEW)
     build.slots.share_all(context.slots)
     tree = [build.message(message) for message in messages]
-    try:
-        with frame.lock:
-            found = learn_whole(frame, ends, context, history, tree, build.slots)
-    except TransitionRefused as error:
-        if isinstance(refused, ImpureTransition):
-            raise
-        raise refused from error
-    texts = Texts(frame.slots.values, found.texts, build.slots.values)
+    shape = repr((context.key, history.num_given, history.tree, tree))
+    key = hashlib.blake2b(shape.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    found: Found | None = frame.wholes.get(key)
+    if found is None or not found.holds(context, tree, build.slots):
+        found = learn_whole(frame, ends, context, history, tree, build.slots)
+        frame.wholes.put(key, found)
+    texts = Texts(frame.slots.values, _texts(context), build.slots.values)
     observation, opening = found.known.recipe.encode(frame.text, texts)
-    return close(ends, tail, found.known.first_id, observation, opening)
+    return without_close(ends, tail, found.known.close, observation, opening)
 
 
 def _history(frame: Frame, context: Context, past: Past) -> History:
-    build = ShapeBuilder(context.slots, frame.words, frame.style)
+    build = ShapeBuilder(context.slots, frame.words, frame.style, frame.image_part)
     for i, value in enumerate(frame.slots.values):
         build.slots.share(value, "name", Hole(FRAME, i))
     return history_of([build.message(message) for message in past.messages], past.num_given)
@@ -109,12 +123,23 @@ def _holes(tree: Any) -> Iterator[Hole]:
             yield from _holes(item)
 
 
+def _texts(context: Context) -> list[str]:
+    """Texts for the holes that stand before the new messages."""
+    return [value or Hole(CONTEXT, i).placeholder for i, value in enumerate(context.slots.values)]
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A recipe that holds behind one history only. `texts`: those of the holes that stand before the new messages."""
+    """A recipe that holds behind histories of one shape only. `frame` is what it was rendered with."""
 
     known: DeltaRecipe
-    texts: Sequence[str]
+    frame: Frame
+
+    def holds(self, context: Context, tree: Tree, slots: Slots) -> bool:
+        """Whether the template writes the same for the real (inert) texts."""
+        frame = self.frame
+        before, new = ([frame.text.inert(text) for text in texts] for texts in (_texts(context), slots.values))
+        return proven(frame, self.known, tree, Texts(frame.inert, before, new))
 
 
 def learn_whole(frame: Frame, ends: TurnEnds, context: Context, history: History, tree: Tree, slots: Slots) -> Found:
@@ -143,14 +168,10 @@ class Whole(Learner):
         self._cut_text = ""
 
     def proven(self) -> Found:
-        frame, context = self._frame, self._context
-        texts = [value or Hole(CONTEXT, i).placeholder for i, value in enumerate(context.slots.values)]
-        new = self._slots.values
-        inert = Texts(frame.inert, [frame.text.inert(t) for t in texts], [frame.text.inert(t) for t in new])
         for cached in (True, False):
-            known = self.learn(cached=cached)
-            if proven(frame, known, self._tree, inert):
-                return Found(known, texts)
+            found = Found(self.learn(cached=cached), self._frame)
+            if found.holds(self._context, self._tree, self._slots):
+                return found
         raise TransitionRefused(DEPENDS_ON_TEXT, field="messages[0]" if len(self._tree) == 1 else None)
 
     def _compare(self, form: Form, turn: JsonObject, tail: str, known: str) -> tuple[tuple[str, bool], ...]:

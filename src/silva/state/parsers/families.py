@@ -205,6 +205,7 @@ _TOOL_SIGNS: Signs = (
     ("glm47", ("<tool_call>", "</arg_key><arg_value>")),
     ("glm45", ("<tool_call>", "<arg_key>")),
     ("apriel", ("<tool_calls>[",)),
+    ("apriel", ('<tool_calls>\\n{"name"',)),
     ("nemotron_v2", ("<TOOLCALL>[",)),
     ("generic", ("<function=", "</function>")),
     ("hermes", ("<tool_call>", '"name"')),

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from silva.state.parsers.literals import quoted
 from silva.types.messages import JsonObject
 
 _CLEAR_NAME = re.compile(
@@ -21,6 +22,8 @@ _CLEAR_NAME = re.compile(
 )
 _NEXT_KEY = re.compile(r'\s*,\s*(?:"|\Z)')
 """Behind arguments that are whole: the call was cut in another of its fields."""
+_NO_ARGUMENTS = frozenset({"name", "id", "type", "index"})
+"""What a call may have beside its arguments. Anything else stands for arguments that are broken, and stays as it is."""
 _BLANKS = re.compile(r"\s*")
 _JSON = json.JSONDecoder()
 _WINDOW = 512
@@ -175,8 +178,11 @@ def read_call(body: str) -> ParsedCall | None:
         return _read_broken_call(body)
     if not name.strip():
         return None
-    arguments = bytes(fields.get("arguments", fields.get("parameters", msgspec.Raw(b"{}")))).decode()
-    return ParsedCall(name=name, arguments=unquoted(arguments))
+    arguments = fields.get("arguments", fields.get("parameters"))
+    if arguments is not None:
+        return ParsedCall(name=name, arguments=unquoted(bytes(arguments).decode()))
+    left = {key: bytes(value).decode() for key, value in fields.items() if key not in _NO_ARGUMENTS}
+    return ParsedCall(name=name, arguments=", ".join(f"{quoted(key)}: {left[key]}" for key in left) or "{}")
 
 
 def _read_broken_call(body: str) -> ParsedCall | None:

@@ -45,7 +45,7 @@ class PythonCalls:
             return self._list(text, start)
         begin = start + len(self.open)
         pieces = [Piece(end=begin, is_mark=True), *self._list(text, begin)]
-        return [*pieces, *closed(text, pieces[-1].end, self.close)]
+        return [*pieces, *closed(text, pieces[-1].end, self.close, self.open)]
 
     def _list(self, text: str, at: int) -> list[Piece]:
         """The pieces of a list at `at`, up to what is neither a call nor a separator; none where no list begins."""
