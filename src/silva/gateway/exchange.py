@@ -83,7 +83,6 @@ class ModelEndpoint:
                 request_id=record.request_id,
                 clock=self._clock,
                 settings=self._settings,
-                receive=receive,
                 send=send,
                 delivery=delivery_of(scope),
                 match=record.match,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal
 
 from silva.gateway.dialect import ModelRequest, TokenLogprob, TurnOptions, TurnReply
+from silva.gateway.inline import MAX_INLINE_CHARS, Worker
 from silva.gateway.room import refuse_hopeless
 from silva.gateway.sessions import LiveSession
 from silva.inference.attempts import EngineClient, Generation, cut_ids, derived_seed
@@ -29,9 +28,9 @@ from silva.types.generation import GenerateResult, SamplingParams
 from silva.types.messages import Message, images_of
 from silva.types.rollout import MatchKind, Mode, RequestRecord, TokenUsage
 
-T = TypeVar("T")
 CodecMode = Literal["proven", "rerender"]
 MAX_INLINE_IDS = 1024
+MAX_INLINE_MESSAGES = 8
 MAX_PATHS = 64
 
 
@@ -91,7 +90,8 @@ class PreparedTurn:
 class TurnService:
     """Consumes canonical requests, produces committed turns; the single writer of every session's forest.
 
-    Tokenising runs in a thread of its own; forests are read and written on the event loop only.
+    Tokenising runs in a thread of its own, unless it is known to be quick; forests are read and written on the event
+    loop only.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class TurnService:
             engine, clock, timeout_s=settings.engine_timeout_s, retry_delays_s=settings.retry_delays_s
         )
         self._longest_token = max(map(len, codec.tokenizer.get_vocab()))
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="silva-codec")
+        self._worker = Worker("silva-codec")
 
     @property
     def counters(self) -> Counter[str]:
@@ -128,7 +128,7 @@ class TurnService:
         return await self._client.abort_running(session_ids)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._worker.close()
 
     async def prepare(self, live: LiveSession, request: ModelRequest, record: RequestRecord) -> PreparedTurn:
         """Match the request and form its tokens. Raises RequestError: a refused transition, or a full context."""
@@ -169,7 +169,9 @@ class TurnService:
     async def _placed(self, live: LiveSession, request: ModelRequest) -> tuple[Placement, int]:
         """Where the request's turn would hang, and the number of its prompt tokens."""
         match = self._match(live, request)
-        placement = await self._off_loop(partial(self._place, match, request))
+        kind, num_chars = _size_of(match, request)
+        place = partial(self._place, match, request)
+        placement = await self._worker.run_small(place, kind=kind, num_chars=num_chars)
         # The placement stands even where other turns were committed meanwhile: nodes only ever come, none goes.
         parent = placement.match.parent
         held = parent.num_tokens if parent else 0
@@ -189,12 +191,13 @@ class TurnService:
         generation = await self._client.sample(
             live.session,
             request_id=record.request_id,
-            prompt_ids=turn.placement.input_ids(),
+            prompt_ids=turn.placement.prompt_ids(),
             sampling=turn.sampling,
             media=self._media.media(turn.placement.images()) if self._media is not None else (),
         )
         record.wait_s = generation.wait_s
-        return replace(generation, result=self._cut_at_stop(generation, turn.sampling))
+        result = self._cut_at_stop(generation, turn.sampling)
+        return generation if result is generation.result else replace(generation, result=result)
 
     async def commit(
         self, live: LiveSession, turn: PreparedTurn, record: RequestRecord, generation: Generation
@@ -239,7 +242,7 @@ class TurnService:
                 )
 
             small = len(result.ids) <= MAX_INLINE_IDS and not placement.continues
-            response, message = read() if small else await self._off_loop(read)
+            response, message = read() if small else await self._worker.run(read)
             response = replace(response, request_id=record.request_id, num_aborts=generation.num_aborts)
             # A repair counts once, with the turn that makes the spelling known; a failed turn leaves it to the next.
             repairs = replace(placement.match, aliases=tuple(forest.unknown_spellings(placement.match))).repairs
@@ -291,7 +294,9 @@ class TurnService:
         if seed is None:
             session = live.session
             owner = session.seed_key or session.session_id
-            seed = derived_seed(self._settings.seed, owner, session.requests.index(record))
+            # The record stands near the end of a list that may be long.
+            number = next(at for at in range(len(session.requests) - 1, -1, -1) if session.requests[at] is record)
+            seed = derived_seed(self._settings.seed, owner, number)
         return SamplingParams(
             max_new_tokens=min(room, options.max_tokens or room, config.max_response_len or room),
             temperature=config.temperature,
@@ -385,5 +390,17 @@ class TurnService:
             out.append(TokenLogprob(text=text, logprob=logprob, data=None if "\ufffd" in text else text.encode()))
         return out
 
-    async def _off_loop(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+def _size_of(match: Match, request: ModelRequest) -> tuple[Hashable, int]:
+    """The kind of a request's step, and the characters of its new messages (very many where the messages are many).
+
+    Steps of one kind take the template the same way: the same tools and arguments, the same state, the same roles.
+    """
+    num_new = match.num_messages - match.num_matched
+    if num_new > MAX_INLINE_MESSAGES:
+        return None, MAX_INLINE_CHARS + 1
+    messages = request.messages_between(match.num_matched, match.num_messages)
+    num_chars = sum(len(message.content) + len(message.reasoning) for message in messages)
+    num_chars += sum(len(call.arguments) for message in messages for call in message.tool_calls)
+    state = None if match.parent is None else match.parent.kind
+    return (match.root, state, tuple(message.role for message in messages)), num_chars

@@ -21,6 +21,9 @@ MAX_FOLDED_DIGITS = 400
 MAX_FOLDED_DEPTH = 100
 """A fixed bound: left to the interpreter's own, identity would depend on how deep the caller's stack is."""
 
+_compact = json.JSONEncoder(separators=(",", ":")).encode
+_sorted = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+
 _IGNORED_TOOL_KEYS = frozenset({"strict", "cache_control", "defer_loading", "eager_input_streaming"})
 
 
@@ -61,13 +64,13 @@ def message_digest(message: Message) -> bytes:
     form: list[Any] = [message.role, message.content, message.reasoning, calls, message.tool_call_id]
     if message.parts:
         form.append([part if isinstance(part, str) else [part.digest] for part in message.parts])
-    return _hash(b"message", json.dumps(form, separators=(",", ":")).encode())
+    return _hash(b"message", _compact(form).encode())
 
 
 def echo_digest(message: Message) -> bytes:
     """Digest of what even a lossy echo of a message keeps: the trimmed text, and names and arguments of the calls."""
     calls = [[call.name, canonical_arguments(call.arguments)] for call in message.tool_calls]
-    return _hash(b"echo", json.dumps([message.content.strip(), calls], separators=(",", ":")).encode())
+    return _hash(b"echo", _compact([message.content.strip(), calls]).encode())
 
 
 def canonical_tool(tool: JsonObject) -> JsonObject:
@@ -106,7 +109,7 @@ def is_object_text(raw: str) -> bool:
 
 
 def _canonical_json(value: Any) -> str:
-    return json.dumps(_fold(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _sorted(_fold(value))
 
 
 def _fold(value: Any, depth: int = 0) -> Any:

@@ -64,6 +64,17 @@ class _Job:
     durable: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """A write of one statement, which is all or nothing by itself: it needs no savepoint."""
+
+    sql: str
+    values: tuple[object, ...]
+
+    def __call__(self, conn: sqlite3.Connection) -> None:
+        conn.execute(self.sql, self.values)
+
+
 class RunLedger:
     """Writes the run ledger.
 
@@ -100,6 +111,7 @@ class RunLedger:
         self._pending: dict[str, Mode] = {}
         self._reopenable: set[str] = set()
         self._groups: dict[str, tuple[str, Mode, int]] = {}
+        self._groups_of: dict[str, list[str]] = {}
         self._running: dict[str, tuple[str, Mode]] = {}
         self._thread = threading.Thread(target=self._serve, name="silva-ledger", daemon=True)
         self._thread.start()
@@ -131,10 +143,10 @@ class RunLedger:
             if prompt_id in self._reopenable:
                 self._reopenable.discard(prompt_id)
                 return self._put(
-                    _execute("UPDATE prompts SET state = 'pending', step = NULL WHERE prompt_id = ?", (prompt_id,))
+                    _Statement("UPDATE prompts SET state = 'pending', step = NULL WHERE prompt_id = ?", (prompt_id,))
                 )
             return self._put(
-                _execute(
+                _Statement(
                     "INSERT INTO prompts (prompt_id, mode, dataset, epoch, row, position) VALUES (?, ?, ?, ?, ?, ?)",
                     values,
                 )
@@ -158,8 +170,8 @@ class RunLedger:
                 assert prompt_id in self._pending, f"prompt {prompt_id} is not pending: unknown, or ended already"
             for prompt_id in ids:
                 del self._pending[prompt_id]
-            ended = set(ids)
-            self._groups = {key: group for key, group in self._groups.items() if group[0] not in ended}
+                for group_id in self._groups_of.pop(prompt_id, ()):
+                    del self._groups[group_id]
             rows = [(state, reason and safe_text(reason), step, prompt_id) for prompt_id in ids]
             return self._put(
                 lambda conn: _set_each(
@@ -180,8 +192,9 @@ class RunLedger:
             mode = self._pending.get(prompt_id)
             assert mode is not None, f"group {group_id}: prompt {prompt_id} is not pending"
             self._groups[group_id] = (prompt_id, mode, n)
+            self._groups_of.setdefault(prompt_id, []).append(group_id)
             values = (group_id, prompt_id, mode, n, rollout_id, attempt)
-            return self._put(_execute("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?)", values))
+            return self._put(_Statement("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?)", values))
 
     def start_session(self, session_id: str, *, group_id: str, slot: int, try_index: int = 0) -> Future[None]:
         """A session starts in a slot of a started group; a retry is a new session in the same slot."""
@@ -198,7 +211,7 @@ class RunLedger:
             self._running[session_id] = (group_id, mode)
             values = (session_id, group_id, slot, try_index, mode, started_s)
             return self._put(
-                _execute(
+                _Statement(
                     "INSERT INTO sessions (session_id, group_id, slot, try_index, mode, started_s) "
                     "VALUES (?, ?, ?, ?, ?, ?)",
                     values,
@@ -264,7 +277,7 @@ class RunLedger:
     def event(self, kind: str, detail: object = None) -> Future[None]:
         """Something worth keeping that is no session: a step, an update of the weights, a warning."""
         values = (self._clock.wall_s(), kind, to_column(detail))
-        return self._submit(_execute("INSERT INTO events (at_s, kind, detail) VALUES (?, ?, ?)", values))
+        return self._submit(_Statement("INSERT INTO events (at_s, kind, detail) VALUES (?, ?, ?)", values))
 
     # The file
 
@@ -359,6 +372,9 @@ class RunLedger:
             try:
                 self._conn.execute("BEGIN IMMEDIATE")
                 for job in batch:
+                    if isinstance(job.write, _Statement):
+                        results.append(job.write(self._conn))
+                        continue
                     self._conn.execute("SAVEPOINT job")
                     results.append(job.write(self._conn))
                     self._conn.execute("RELEASE job")
@@ -413,13 +429,6 @@ class RunLedger:
                 f"the run ledger {self.path} refused a record: {type(error).__name__}: {error}"
             )
         self._failure.__cause__ = error
-
-
-def _execute(sql: str, values: tuple[object, ...]) -> Callable[[sqlite3.Connection], None]:
-    def write(conn: sqlite3.Connection) -> None:
-        conn.execute(sql, values)
-
-    return write
 
 
 def _set_each(conn: sqlite3.Connection, sql: str, rows: Iterable[tuple[object, ...]]) -> None:
