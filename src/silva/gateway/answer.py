@@ -63,7 +63,6 @@ class Answer:
     async def tell(self) -> bool:
         """Answer. False: the client is gone, or could not be told in full."""
         with self.held.waiting():
-            await asyncio.sleep(0)  # most turns are placed in their first step: there is nothing to wait for then
             whole = await self._tell() and not self.delivery.lost
             if whole:
                 self.held.told(self.delivery)
@@ -141,8 +140,21 @@ class Answer:
     async def _until(self, event: asyncio.Future[Any]) -> bool:
         """Whether `event` came; False: the client went before it."""
         gone = self.delivery.gone()
-        if not event.done() and not gone.done():
-            await asyncio.wait((event, gone), return_when=asyncio.FIRST_COMPLETED)
+        if event.done() or gone.done():
+            return event.done()
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake(_: object) -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        event.add_done_callback(wake)
+        gone.add_done_callback(wake)
+        try:
+            await woken
+        finally:
+            event.remove_done_callback(wake)
+            gone.remove_done_callback(wake)
         return event.done()
 
     async def _every(self, seconds: float, frame: Callable[[], bytes]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 from silva.gateway.dialect import ModelRequest, TokenLogprob, TurnOptions, TurnReply
-from silva.gateway.inline import MAX_INLINE_CHARS, Worker
 from silva.gateway.room import refuse_hopeless
 from silva.gateway.sessions import LiveSession
 from silva.inference.attempts import EngineClient, Generation, cut_ids, derived_seed
@@ -28,9 +29,9 @@ from silva.types.generation import GenerateResult, SamplingParams
 from silva.types.messages import Message, images_of
 from silva.types.rollout import MatchKind, Mode, RequestRecord, TokenUsage
 
+T = TypeVar("T")
 CodecMode = Literal["proven", "rerender"]
 MAX_INLINE_IDS = 1024
-MAX_INLINE_MESSAGES = 8
 MAX_PATHS = 64
 
 
@@ -90,8 +91,8 @@ class PreparedTurn:
 class TurnService:
     """Consumes canonical requests, produces committed turns; the single writer of every session's forest.
 
-    Tokenising runs in a thread of its own, unless it is known to be quick; forests are read and written on the event
-    loop only.
+    Tokenising runs in a thread of its own, small texts too: on the event loop, whose caches hold other things, it takes
+    more CPU than the hop saves. Forests are read and written on the event loop only.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class TurnService:
             engine, clock, timeout_s=settings.engine_timeout_s, retry_delays_s=settings.retry_delays_s
         )
         self._longest_token = max(map(len, codec.tokenizer.get_vocab()))
-        self._worker = Worker("silva-codec")
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="silva-codec")
 
     @property
     def counters(self) -> Counter[str]:
@@ -128,7 +129,7 @@ class TurnService:
         return await self._client.abort_running(session_ids)
 
     def close(self) -> None:
-        self._worker.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def prepare(self, live: LiveSession, request: ModelRequest, record: RequestRecord) -> PreparedTurn:
         """Match the request and form its tokens. Raises RequestError: a refused transition, or a full context."""
@@ -169,9 +170,7 @@ class TurnService:
     async def _placed(self, live: LiveSession, request: ModelRequest) -> tuple[Placement, int]:
         """Where the request's turn would hang, and the number of its prompt tokens."""
         match = self._match(live, request)
-        kind, num_chars = _size_of(match, request)
-        place = partial(self._place, match, request)
-        placement = await self._worker.run_small(place, kind=kind, num_chars=num_chars)
+        placement = await self._off_loop(partial(self._place, match, request))
         # The placement stands even where other turns were committed meanwhile: nodes only ever come, none goes.
         parent = placement.match.parent
         held = parent.num_tokens if parent else 0
@@ -242,7 +241,7 @@ class TurnService:
                 )
 
             small = len(result.ids) <= MAX_INLINE_IDS and not placement.continues
-            response, message = read() if small else await self._worker.run(read)
+            response, message = read() if small else await self._off_loop(read)
             response = replace(response, request_id=record.request_id, num_aborts=generation.num_aborts)
             # A repair counts once, with the turn that makes the spelling known; a failed turn leaves it to the next.
             repairs = replace(placement.match, aliases=tuple(forest.unknown_spellings(placement.match))).repairs
@@ -390,17 +389,5 @@ class TurnService:
             out.append(TokenLogprob(text=text, logprob=logprob, data=None if "\ufffd" in text else text.encode()))
         return out
 
-
-def _size_of(match: Match, request: ModelRequest) -> tuple[Hashable, int]:
-    """The kind of a request's step, and the characters of its new messages (very many where the messages are many).
-
-    Steps of one kind take the template the same way: the same tools and arguments, the same state, the same roles.
-    """
-    num_new = match.num_messages - match.num_matched
-    if num_new > MAX_INLINE_MESSAGES:
-        return None, MAX_INLINE_CHARS + 1
-    messages = request.messages_between(match.num_matched, match.num_messages)
-    num_chars = sum(len(message.content) + len(message.reasoning) for message in messages)
-    num_chars += sum(len(call.arguments) for message in messages for call in message.tool_calls)
-    state = None if match.parent is None else match.parent.kind
-    return (match.root, state, tuple(message.role for message in messages)), num_chars
+    async def _off_loop(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -81,6 +81,7 @@ class TurnCodec:
         self._words = Words.of(self._text.control)
         self._default_kwargs = dict(default_template_kwargs or {})
         self._frames: Lru[bytes, Frame] = Lru(64)
+        self._short: Lru[tuple[int, ...], str] = Lru(64)
         self._proven_kwargs: Lru[bytes, bool] = Lru(256)
         eos = tokenizer.eos_token_id
         eos_id = eos if isinstance(eos, int) else None
@@ -173,6 +174,14 @@ class TurnCodec:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included, nothing cleaned up."""
         return self._text.full.decode(list(ids), skip_special_tokens=False)
+
+    def decode_short(self, ids: tuple[int, ...]) -> str:
+        """The same for ids that come again and again, such as an opening: the last texts are remembered."""
+        text = self._short.get(ids)
+        if text is None:
+            text = self.decode(ids)
+            self._short.put(ids, text)
+        return text
 
     def encode_sampled(self, text: str) -> list[int]:
         """Ids for a text as a model would sample it: control tokens count, no bos, not the start of a sequence."""
