@@ -11,12 +11,15 @@ import hashlib
 import json
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Any
 
 from silva.types.errors import RequestError
 from silva.types.messages import Conversation, JsonObject, Message
 
 KEY_BYTES = 16
+MAX_REMEMBERED_CHARS = 256
+"""Arguments up to this length are remembered: a history brings the same ones in each request."""
 MAX_FOLDED_DIGITS = 400
 MAX_FOLDED_DEPTH = 100
 """A fixed bound: left to the interpreter's own, identity would depend on how deep the caller's stack is."""
@@ -92,6 +95,10 @@ def canonical_arguments(raw: str) -> str:
     Text that is no JSON, holds a key twice, nests deeper than MAX_FOLDED_DEPTH, or holds a number or half a surrogate
     pair that no client can carry stands for itself, marked so that it never equals a JSON text.
     """
+    return _remembered(raw) if len(raw) <= MAX_REMEMBERED_CHARS else _canonical_arguments(raw)
+
+
+def _canonical_arguments(raw: str) -> str:
     try:
         value = json.loads(
             raw, parse_float=_fold_number, parse_int=int, parse_constant=_refuse, object_pairs_hook=_unique
@@ -101,6 +108,9 @@ def canonical_arguments(raw: str) -> str:
         return _canonical_json(value)
     except (ValueError, RecursionError):
         return "raw:" + raw
+
+
+_remembered = lru_cache(maxsize=2048)(_canonical_arguments)
 
 
 def is_object_text(raw: str) -> bool:

@@ -147,7 +147,7 @@ def read_turn(
     """
     key, tools = placement.match.request_key, placement.match.conversation.tools
     if not placement.continues:
-        opening = codec.decode_short(placement.lead_ids)
+        opening = codec.decode(placement.lead_ids) if placement.lead_ids else ""
         text = _text(codec, [], result)
         message = _message(parser.parse(text, opening=opening, tools=tools), key, sibling)
         told = _with_object_calls(message, parser, text, opening, tools) if object_calls else message

@@ -28,6 +28,7 @@ from silva.types.messages import Conversation, JsonObject, Message, Role
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_MOST_REMEMBERED = 16
 _PROBE_TOOL: JsonObject = {
     "type": "function",
     "function": {
@@ -172,14 +173,12 @@ class TurnCodec:
         return self._frame(conversation).image_part(role) is not None
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, control tokens included, nothing cleaned up."""
-        return self._text.full.decode(list(ids), skip_special_tokens=False)
-
-    def decode_short(self, ids: tuple[int, ...]) -> str:
-        """The same for ids that come again and again, such as an opening: the last texts are remembered."""
+        """The text of ids, control tokens included, nothing cleaned up. Short tuples (openings) are remembered."""
+        if not isinstance(ids, tuple) or len(ids) > _MOST_REMEMBERED:
+            return self._text.full.decode(list(ids), skip_special_tokens=False)
         text = self._short.get(ids)
         if text is None:
-            text = self.decode(ids)
+            text = self._text.full.decode(list(ids), skip_special_tokens=False)
             self._short.put(ids, text)
         return text
 
