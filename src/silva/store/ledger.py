@@ -9,7 +9,6 @@ import math
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -24,8 +23,9 @@ from silva.store.rows import insert_session_rows
 from silva.types.clock import Clock, SystemClock
 from silva.types.rollout import Mode, PromptState, SessionRecord
 
-_GATHER_S = 0.02
-"""Calls that come together share a transaction, and their caller is not disturbed after the first."""
+_GATHER_S = 0.1
+"""Calls that come together share a transaction, and their caller is not disturbed after the first. Who waits for the
+disk cuts it short."""
 _MAX_BATCH = 256
 _OUR_MISTAKES = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)
 _FINAL_WITHOUT_REASON = ("trained", "delivered")
@@ -105,6 +105,7 @@ class RunLedger:
             raise
         self._mutex = threading.Lock()
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._urgent = threading.Event()
         self._failure: BaseException | None = None
         self._closed = False
         self._recovered = not resume
@@ -301,7 +302,7 @@ class RunLedger:
             assert not self._recovered, "recover is the first call after open_existing, and the only one"
             self._recovered = True
             self._check_usable()
-            written = self._put(lambda conn: _recover(conn, step, now_s))
+            written = self._put(lambda conn: _recover(conn, step, now_s), durable=True)
         recovered, reopenable = written.result()
         with self._mutex:
             self._pending = {prompt.prompt_id: "train" for prompt in recovered.pending}
@@ -314,6 +315,7 @@ class RunLedger:
             first, self._closed = not self._closed, True
             if first:
                 self._queue.put(None)
+                self._urgent.set()
         self._thread.join()
         if first and self._failure is not None:
             raise self._failure
@@ -333,6 +335,8 @@ class RunLedger:
         done: Future[Any] = Future()
         done.set_running_or_notify_cancel()  # a caller that stops waiting must not undo its write
         self._queue.put(_Job(write, done, durable))
+        if durable:
+            self._urgent.set()
         return done
 
     # The writer thread
@@ -353,8 +357,9 @@ class RunLedger:
     def _next_batch(self) -> tuple[list[_Job], bool]:
         batch: list[_Job] = []
         job = self._queue.get()
-        if job is not None and not job.durable:
-            time.sleep(_GATHER_S)
+        if job is not None:
+            self._urgent.wait(_GATHER_S)
+        self._urgent.clear()  # before the queue is emptied: what comes later sets it again
         while job is not None:
             batch.append(job)
             if len(batch) == _MAX_BATCH:
