@@ -11,8 +11,8 @@ train on   tokens of those samples, over the tokens of the session's states: 1.0
 trained    sampled tokens with mask 1 in some sample, over all sampled tokens
 twice      sampled tokens with mask 1 in more than one sample
 calls      engine calls; requests beside it
-forks      requests, the first apart, that did not go on at the end of the known history; "why" counts those of them whose
-           reason is on record (the first difference, or the same history asked again)
+forks      requests, the first apart, that did not go on at the end of the known history; "why" counts those
+           of them whose reason is on record (the first difference, or the same history asked again)
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ large   64 long conversations in turn: about 46 KB of history, one message of it
 
 each with 1, 16 and 64 requests in flight. What is new is tokenised. With `--peer`, the path of a Python that has
 `rllm-model-gateway` 0.1.0 (which does not tokenise), that gateway runs in memory mode beside ours, blocks of turns
-alternating, on the same clients and the same stub. Figures are medians over the blocks; compare them with each other,
-not with those of another machine. At the end one session of 200 turns is timed as a whole.
+in random order, on the same clients and the same stub. Figures are medians over the blocks; compare them with each
+other, not with those of another machine. At the end one session of 200 turns is timed as a whole.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import re
 import statistics
 import subprocess
@@ -252,7 +253,7 @@ async def alternate(gateways: list[Gateway], size: str, num_clients: int, num_bl
     """CPU milliseconds a turn in each block of each gateway; the first block is for warming up."""
     blocks: list[list[float]] = [[] for _ in gateways]
     for block in range(num_blocks + 1):
-        for gateway, values in zip(gateways, blocks, strict=True):
+        for gateway, values in random.sample(list(zip(gateways, blocks, strict=True)), len(gateways)):
             one = gateway.small if size == "small" else gateway.large
             value = await gateway.run(max(48, num_clients) if block else 192, num_clients, one)
             if block:

@@ -88,18 +88,20 @@ def test_what_serve_records_replays_as_it_was(tmp_path: Path, chatml_dir: Path, 
     assert all(turn["answer"] == "as recorded" for session in doc["sessions"] for turn in session["requests"])
 
 
-def test_a_recorded_client_is_told_what_forks_and_what_helps(tmp_path: Path, chatml_dir: Path) -> None:
+def test_a_recorded_client_is_told_what_forks_and_what_helps(
+    tmp_path: Path, chatml_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recording = write(tmp_path / "rec.jsonl", *three_turns(), {"method": "GET", "path": "/v1/models"})
     options = ("--hf-checkpoint", chatml_dir, *PARSERS)
     done = run_silva("check", "--replay", recording, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "+reasoning_missing" in done.stdout and "1 other requests" in done.stdout
-    done = run_silva("check", "--replay", recording, *options, "--agentic-profiles", "none", cwd=tmp_path)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "line 2  messages  root" in done.stdout and "leaves the known history at /system/content" in done.stdout
-    assert "3 root(s), 3 leaf/leaves" in done.stdout
-    assert "linear with: --agentic-profiles claude-code-billing@1\n" in done.stdout
-    assert "CLAUDE_CODE_ATTRIBUTION_HEADER=0" in done.stdout
+    assert main(["check", "--replay", *map(str, (recording, *options)), "--agentic-profiles", "none"]) == 1
+    told = capsys.readouterr().out
+    assert "line 2  messages  root" in told and "leaves the known history at /system/content" in told
+    assert "3 root(s), 3 leaf/leaves" in told
+    assert "linear with: --agentic-profiles claude-code-billing@1\n" in told
+    assert "CLAUDE_CODE_ATTRIBUTION_HEADER=0" in told
 
 
 def test_settings_are_tried_until_one_is_linear(tmp_path: Path, chatml_dir: Path, capsys: pytest.CaptureFixture[str]):

@@ -127,7 +127,7 @@ def test_ids_are_those_of_the_full_render(name: str) -> None:
     mark_ids = codec.encode_sampled(mark)
     maker, painter = Maker(family, seed=3), Painter(3)
     num_turns = num_images = 0
-    for _ in range(8):
+    for _ in range(5):
         episode = maker.episode()
         tools = episode.conversation.tools
         messages = [painter.paint(message, roles) for message in episode.root]

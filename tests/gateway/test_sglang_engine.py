@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -357,6 +359,27 @@ async def test_a_server_that_is_still_loading_is_waited_for():
         await clock.until(starting.done)
         await starting
         await engine.close()
+
+
+async def test_a_turn_that_waits_for_its_server_holds_no_copy_of_its_context(codec: TurnCodec):
+    stub = SglangStub(Answer(ids=sampled(codec, "one")), Answer(ids=sampled(codec, "two"), hold_at=0))
+    async with gateway(codec, stub) as serve:
+        history: list[Json] = [{"role": "user", "content": "a b c d " * 2000}]
+        history += [await serve.message("s", history), {"role": "user", "content": "go on"}]
+        gc.collect()
+        tracemalloc.start()
+        try:
+            waiting = asyncio.create_task(serve.message("s", history))
+            await until(lambda: len(stub.calls) == 2)
+            assert len(stub.calls[1]["input_ids"]) > 8000
+            gc.collect()
+            ours = [tracemalloc.Filter(True, f"*/{name}/*") for name in ("silva", "aiohttp")]
+            found = tracemalloc.take_snapshot().filter_traces(ours).statistics("filename")
+        finally:
+            tracemalloc.stop()
+        assert sum(entry.size for entry in found) < 30_000, found  # four bytes an id would be more
+        stub.release()
+        await waiting
 
 
 fixed = st.text("0123456789abcdef", min_size=24, max_size=24)

@@ -7,6 +7,17 @@ import heapq
 import itertools
 
 
+class _Timer:
+    def __init__(self, future: asyncio.Future[None], callback):
+        self._is_off = False
+        future.add_done_callback(lambda _: self._is_off or callback())
+        self._future = future
+
+    def cancel(self) -> None:
+        self._is_off = True
+        self._future.cancel()
+
+
 class ManualClock:
     """Sleepers wake in order as `advance` passes their time. Between two of them the event loop runs dry."""
 
@@ -22,9 +33,15 @@ class ManualClock:
         return 1_700_000_000 + self._now_s
 
     async def sleep(self, seconds: float) -> None:
+        await self._after(seconds)
+
+    def call_later(self, seconds: float, callback) -> _Timer:
+        return _Timer(self._after(seconds), callback)
+
+    def _after(self, seconds: float) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleepers, (self._now_s + max(0.0, seconds), next(self._order), future))
-        await future
+        return future
 
     async def advance(self, seconds: float) -> None:
         """Let `seconds` pass."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,12 +15,10 @@ from silva.gateway.http import (
     STREAM_HEADERS,
     Delivery,
     Header,
-    Receive,
     Send,
     send_body,
     send_json,
     send_start,
-    wait_disconnect,
 )
 from silva.types.clock import Clock
 from silva.types.rollout import RequestRecord
@@ -54,7 +52,6 @@ class Answer:
     record: RequestRecord
     clock: Clock
     settings: AnswerSettings
-    receive: Receive
     send: Send
     delivery: Delivery
     outcome: Callable[[], TurnReply | ApiError]
@@ -63,28 +60,23 @@ class Answer:
 
     async def tell(self) -> bool:
         """Answer. False: the client is gone, or could not be told in full."""
-        gone = asyncio.create_task(wait_disconnect(self.receive))
-        try:
-            with self.held.wait(self.record):
-                whole = await self._tell(gone) and not self.delivery.lost
-                if whole:
-                    self.held.told(self.delivery)
-                return whole
-        finally:
-            gone.cancel()
-            await asyncio.gather(gone, return_exceptions=True)
+        with self.held.wait(self.record):
+            whole = await self._tell() and not self.delivery.lost
+            if whole:
+                self.held.told(self.delivery)
+            return whole
 
-    async def _tell(self, gone: asyncio.Task[None]) -> bool:
-        if not await self._until(self.held.ready, gone):
+    async def _tell(self) -> bool:
+        if not await self._until(self.held.ready):
             return False
         if self.held.head is not None:
-            return await (self._stream(gone) if self.options.stream else self._json(gone))
+            return await (self._stream() if self.options.stream else self._json())
         outcome = self.outcome()
         assert isinstance(outcome, ApiError), "a turn that was not placed has no reply"
         await self._tell_error(outcome)
         return True
 
-    async def _stream(self, gone: asyncio.Task[None]) -> bool:
+    async def _stream(self) -> bool:
         """Status 200 and the connection frame now, heartbeats while the turn is made, then every event."""
         await send_start(self.send, 200, (*STREAM_HEADERS, *self._headers()))
         await send_body(self.send, self.dialect.connected_frame, more=True)
@@ -92,7 +84,7 @@ class Answer:
         if self.settings.data_heartbeat_s is not None:
             heartbeats.append(self._every(self.settings.data_heartbeat_s, self._data_heartbeat))
         async with _meanwhile(*heartbeats):
-            if not await self._until(self.held.task, gone):
+            if not await self._until(self.held.task):
                 return False
         outcome = self.outcome()
         if isinstance(outcome, TurnReply):
@@ -108,22 +100,27 @@ class Answer:
         await send_body(self.send, frames)
         return True
 
-    async def _json(self, gone: asyncio.Task[None]) -> bool:
+    async def _json(self) -> bool:
         """One JSON document. After SILENT_JSON_S its head goes out, and white space until it is there.
 
         An error that comes behind such a head cannot be told any more: the connection is cut in the middle of the
         answer, and the client that asks again gets the error.
         """
-        async with _meanwhile(self._whiten()):
-            if not await self._until(self.held.task, gone):
+        late: list[asyncio.Task[None]] = []
+        timer = self.clock.call_later(SILENT_JSON_S, lambda: late.append(asyncio.create_task(self._whiten())))
+        try:
+            if not await self._until(self.held.task):
                 return False
+        finally:
+            timer.cancel()
+            await _end(late)
         outcome = self.outcome()
         if isinstance(outcome, ApiError):
             if not self._begun:
                 await self._tell_error(outcome, self._match_headers())
                 return True
             self.delivery.abort()
-            await gone
+            await self.delivery.gone()
             return False
         body = self.dialect.render(self.options, outcome)
         if self._begun:
@@ -135,9 +132,24 @@ class Answer:
     async def _tell_error(self, error: ApiError, headers: tuple[Header, ...] = ()) -> None:
         await send_error(self.dialect, replace(error, request_id=self.record.request_id), self.send, headers)
 
-    async def _until(self, event: asyncio.Future[Any], gone: asyncio.Task[None]) -> bool:
+    async def _until(self, event: asyncio.Future[Any]) -> bool:
         """Whether `event` came; False: the client went before it."""
-        await asyncio.wait({event, gone}, return_when=asyncio.FIRST_COMPLETED)
+        gone = self.delivery.gone()
+        if event.done() or gone.done():
+            return event.done()
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake(_: object) -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        event.add_done_callback(wake)
+        gone.add_done_callback(wake)
+        try:
+            await woken
+        finally:
+            event.remove_done_callback(wake)
+            gone.remove_done_callback(wake)
         return event.done()
 
     async def _every(self, seconds: float, frame: Callable[[], bytes]) -> None:
@@ -146,7 +158,6 @@ class Answer:
             await send_body(self.send, frame(), more=True)
 
     async def _whiten(self) -> None:
-        await self.clock.sleep(SILENT_JSON_S)
         await send_start(self.send, 200, (JSON_TYPE, *self._headers()))
         self._begun = True
         await send_body(self.send, b" ", more=True)
@@ -191,6 +202,11 @@ async def _meanwhile(*works: Coroutine[None, None, None]) -> AsyncIterator[None]
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
+        await _end(tasks)
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
         await asyncio.gather(*tasks, return_exceptions=True)

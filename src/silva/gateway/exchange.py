@@ -99,7 +99,6 @@ class ModelEndpoint:
                 record=record,
                 clock=self._clock,
                 settings=self._settings,
-                receive=receive,
                 send=send,
                 delivery=delivery_of(scope),
                 outcome=partial(self._outcome, live, held, record),

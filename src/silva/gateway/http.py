@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Scope = MutableMapping[str, Any]
@@ -28,17 +29,35 @@ class Delivery:
     """What becomes of one answer on its connection.
 
     `lost`: the connection went before the answer was complete. `reset`: the peer broke it off after that, before it
-    asked anything else, which is what a client does that never read the answer. `abort` cuts the connection.
+    asked anything else, which is what a client does that never read the answer. `abort` cuts the connection; `resume`
+    lets it be read again, since a loss only shows on one that is read.
     """
 
     abort: Callable[[], None] = lambda: None
+    resume: Callable[[], None] = lambda: None
     lost: bool = False
     reset: bool = False
+    _gone: asyncio.Future[None] | None = field(default=None, init=False)
+
+    def gone(self) -> asyncio.Future[None]:
+        """Done when the connection is lost. To be asked for after the body was read."""
+        self.resume()
+        if self._gone is None:
+            self._gone = asyncio.get_running_loop().create_future()
+            if self.lost or self.reset:
+                self._gone.set_result(None)
+        return self._gone
+
+    def lose(self, *, complete: bool, reset: bool) -> None:
+        """The connection went, with the whole answer written or not."""
+        self.lost, self.reset = not complete, reset
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
 
 
 def delivery_of(scope: Scope) -> Delivery:
-    """The Delivery of a request's answer; one that knows nothing where the server keeps none."""
-    return scope.get("state", {}).get(DELIVERY) or Delivery()
+    """The Delivery of a request's answer, which the server keeps."""
+    return scope["state"][DELIVERY]
 
 
 class BodyTooLarge(Exception):
@@ -93,12 +112,6 @@ async def read_request_body(scope: Scope, receive: Receive, *, limit: int = MAX_
     if too_large:
         raise BodyTooLarge
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-async def wait_disconnect(receive: Receive) -> None:
-    """Return when the client is gone. To be used after the body was read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def send_start(send: Send, status: int, headers: Iterable[Header]) -> None:

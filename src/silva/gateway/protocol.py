@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -13,6 +14,32 @@ MAX_HEAD_BYTES = 1 << 20
 MAX_QUEUED = 64
 """With so many requests waiting behind the one that is being answered nothing more is read."""
 _NAMES_A_SWITCH = (b"connection", b"http2-settings")
+
+
+class _Joining:
+    """A transport that writes what comes in one step of the event loop at once: head and body are one packet then."""
+
+    def __init__(self, transport: Any):
+        self._transport = transport
+        self._waiting: list[bytes] = []
+        self._loop = asyncio.get_running_loop()
+
+    def write(self, data: bytes) -> None:
+        if not self._waiting:
+            self._loop.call_soon(self.flush)
+        self._waiting.append(data)
+
+    def flush(self) -> None:
+        data, self._waiting = self._waiting, []
+        if data and not self._transport.is_closing():
+            self._transport.write(data[0] if len(data) == 1 else b"".join(data))
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -30,6 +57,9 @@ class HttpProtocol(HttpToolsProtocol):
     """Bytes that came of a head whose end did not; None outside a head."""
     _answered: Any = None
     """The newest request that was begun to be answered. Others, sent behind it without waiting, may be newer."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(cast("asyncio.Transport", _Joining(transport)))
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -65,14 +95,15 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._head_bytes = 0
         super().on_message_begin()
-        self.scope["state"][DELIVERY] = Delivery(abort=self.transport.abort)  # pyright: ignore[reportTypedDictNotRequiredAccess]
+        delivery = Delivery(abort=self.transport.abort, resume=self.flow.resume_reading)
+        self.scope["state"][DELIVERY] = delivery  # pyright: ignore[reportTypedDictNotRequiredAccess]
 
     def connection_lost(self, exc: Exception | None) -> None:
         answered = self._answered
         if answered is not None:
             delivery: Delivery = answered.scope["state"][DELIVERY]
-            delivery.lost = answered.disconnected = not answered.response_complete
-            delivery.reset = exc is not None and self.scope is answered.scope
+            answered.disconnected = not answered.response_complete
+            delivery.lose(complete=answered.response_complete, reset=exc is not None and self.scope is answered.scope)
             answered.message_event.set()
         super().connection_lost(exc)
 

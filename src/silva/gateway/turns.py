@@ -94,7 +94,8 @@ class PreparedTurn:
 class TurnService:
     """Consumes canonical requests, produces committed turns; the single writer of every session's forest.
 
-    Tokenising runs in threads of its own; forests are matched and written on the event loop only.
+    Tokenising runs in threads of its own, small texts too: on the event loop, whose caches hold other things, it takes
+    more CPU than the hop saves. Forests are matched and written on the event loop only.
     """
 
     def __init__(
@@ -198,12 +199,13 @@ class TurnService:
         generation = await self._client.sample(
             live.session,
             request_id=record.request_id,
-            prompt_ids=turn.placement.input_ids(),
+            prompt_ids=turn.placement.prompt_ids(),
             sampling=turn.sampling,
             media=self._media.media(turn.placement.images()) if self._media is not None else (),
         )
         record.wait_s = generation.wait_s
-        return replace(generation, result=self._cut_at_stop(generation, turn.sampling))
+        result = self._cut_at_stop(generation, turn.sampling)
+        return generation if result is generation.result else replace(generation, result=result)
 
     async def commit(
         self, live: LiveSession, turn: PreparedTurn, record: RequestRecord, generation: Generation
@@ -302,7 +304,9 @@ class TurnService:
         if seed is None:
             session = live.session
             owner = session.seed_key or session.session_id
-            seed = derived_seed(self._settings.seed, owner, session.requests.index(record))
+            # The record stands near the end of a list that may be long.
+            number = next(at for at in range(len(session.requests) - 1, -1, -1) if session.requests[at] is record)
+            seed = derived_seed(self._settings.seed, owner, number)
         return SamplingParams(
             max_new_tokens=min(room, options.max_tokens or room, config.max_response_len or room),
             temperature=config.temperature,

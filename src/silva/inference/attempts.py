@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from silva.inference.engine import Engine
 from silva.state.session import Session
-from silva.types.clock import Clock
+from silva.types.clock import Clock, Timer
 from silva.types.errors import EngineFault
 from silva.types.generation import (
     GenerateRequest,
@@ -105,7 +106,7 @@ class EngineClient:
         session: Session,
         *,
         request_id: str,
-        prompt_ids: list[int],
+        prompt_ids: Sequence[int],
         sampling: SamplingParams,
         media: tuple[Media, ...] = (),
     ) -> Generation:
@@ -119,8 +120,10 @@ class EngineClient:
             request = GenerateRequest(
                 request_id=request_id,
                 session_id=session.session_id,
-                input_ids=prompt_ids + sampled.ids if sampled.ids else prompt_ids,
-                sampling=replace(sampling, max_new_tokens=sampling.max_new_tokens - len(sampled.ids)),
+                input_ids=array("i", (*prompt_ids, *sampled.ids)) if sampled.ids else prompt_ids,
+                sampling=replace(sampling, max_new_tokens=sampling.max_new_tokens - len(sampled.ids))
+                if sampled.ids
+                else sampling,
                 attempt=attempt,
                 num_resumed=len(sampled.ids),
                 media=media,
@@ -170,18 +173,19 @@ class EngineClient:
             session.attempts.append(_record(session, request, result, started_s, error))
 
     async def _generate(self, request: GenerateRequest) -> GenerateResult:
-        answer = asyncio.ensure_future(self._engine.generate(request))
-        timer = asyncio.ensure_future(self._clock.sleep(self._timeout_s))
+        limit = asyncio.timeout(None)
+        timer: Timer | None = None
         try:
-            await asyncio.wait({answer, timer}, return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                return answer.result()
-            raise EngineFault(f"the engine gave no answer within {self._timeout_s:g} s (--engine-timeout-s)")
+            async with limit:
+                timer = self._clock.call_later(self._timeout_s, lambda: limit.reschedule(0))
+                return await self._engine.generate(request)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise EngineFault(f"the engine gave no answer within {self._timeout_s:g} s (--engine-timeout-s)") from None
         finally:
-            timer.cancel()
-            if not answer.done():
-                answer.cancel()
-                await asyncio.gather(answer, return_exceptions=True)
+            if timer is not None:
+                timer.cancel()
 
     def _checked(self, request: GenerateRequest, result: GenerateResult) -> GenerateResult:
         """The answer, cut behind its first stop id. Raises EngineFault where it breaks the engine's contract."""
@@ -201,8 +205,8 @@ class EngineClient:
                 f"the engine returned log-probs from {min(result.logprobs):g} to {max(result.logprobs):g} for request "
                 f"{request.request_id}; a log-prob is at most 0 and fits into 32 bits"
             )
-        stops = set(request.sampling.stop_token_ids)
-        at = next((index for index, token in enumerate(result.ids) if token in stops), None)
+        sampled = set(result.ids)
+        at = min((result.ids.index(stop) for stop in request.sampling.stop_token_ids if stop in sampled), default=None)
         if at is None:
             return result
         if at + 1 < len(result.ids):

@@ -292,7 +292,7 @@ class ScriptedEngine:
             "session_id": request.session_id,
             "request_id": request.request_id,
             "attempt": request.attempt,
-            "input_ids": request.input_ids,
+            "input_ids": list(request.input_ids),
             "sampling_params": asdict(request.sampling),
             "images": [media.digest for media in request.media],
             "t": self._clock.monotonic_s() - self._started_s,

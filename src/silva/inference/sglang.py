@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
 from silva.inference.engine import ImageSupport
@@ -138,8 +139,7 @@ class SglangEngine:
         self._running[request.request_id] = running
         started_s = self._clock.monotonic_s()
         try:
-            sent = await _encode(request, running.rid)
-            body = await self._call("POST", running.url, "/generate", sent)
+            body = await self._call("POST", running.url, "/generate", _Once(await _encode(request, running.rid)))
             result = self._read(request, running, body)
         except EngineFault:
             self._move_on(request.session_id)
@@ -202,7 +202,7 @@ class SglangEngine:
             await self._clock.sleep(TELL_AGAIN_S)
 
     async def _tell(self, running: _Running) -> None:
-        body = msgspec.json.encode({"rid": running.rid, "abort_all": False})
+        body = _Once(msgspec.json.encode({"rid": running.rid, "abort_all": False}))
         try:
             async with asyncio.timeout(SIDE_CALL_S):
                 await self._call("POST", running.url, "/abort_request", body)
@@ -210,7 +210,7 @@ class SglangEngine:
             self._counters["abort_untold"] += 1
             log.warning("the abort of %s did not reach %s: %s", running.rid, running.url, fault)
 
-    async def _call(self, method: str, url: str, path: str, body: bytes | None = None) -> bytes:
+    async def _call(self, method: str, url: str, path: str, body: _Once | None = None) -> bytes:
         """The body of an answer with status 200. Raises EngineFault for every other end, `_Refused` for a status."""
         assert self._http is not None, "the engine was not started"
         address = self._addresses.get((url, path))
@@ -303,6 +303,14 @@ class SglangEngine:
                     f"{self._urls[other]} has {values[other]!r}"
                 )
         self._version = versions[0]
+
+
+class _Once(aiohttp.BytesPayload):
+    """The body of a request, let go when it is written: the wait for the answer is long, and nothing sends it again."""
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        data, self._value = self._value, b""
+        await writer.write(data if content_length is None else data[:content_length])
 
 
 class _Refused(EngineFault):

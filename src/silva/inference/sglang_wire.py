@@ -74,7 +74,7 @@ def encode_request(request: GenerateRequest, rid: str) -> bytes:
         params["sampling_seed"] = sampling.seed & MAX_SEED
     body: dict[str, Any] = {
         "rid": rid,
-        "input_ids": request.input_ids,
+        "input_ids": list(request.input_ids),
         "sampling_params": params,
         "return_logprob": True,
         "logprob_start_len": -1,

@@ -302,8 +302,8 @@ class TorchCore:
             return
         slot.append(token_id)
         if request.sampling.stop:
-            resumed = request.input_ids[len(request.input_ids) - request.num_resumed :]
-            matched = find_stop(resumed + one.ids, request.sampling.stop, self._decode_text)
+            resumed = request.input_ids[len(request.input_ids) - request.num_resumed :] if request.num_resumed else []
+            matched = find_stop([*resumed, *one.ids], request.sampling.stop, self._decode_text)
             if matched is not None:
                 self._finish(one, "stop", matched)
                 return
@@ -345,7 +345,7 @@ class TorchCore:
     def _checked_prompt(self, request: GenerateRequest) -> Ids:
         """The input ids as an array that the decoder can run. Raises RequestError."""
         vocab = self._decoder.config.vocab_size
-        ids = request.input_ids
+        ids = list(request.input_ids)
         array = np.array(ids)
         if array.dtype.kind == "i" and array.min() >= 0 and array.max() < vocab:
             return array.astype(np.int32)

@@ -74,7 +74,7 @@ class EchoIndex:
         found: tuple[Node, Repair] | None = None
         named: list[str] | None = None
         for said, node in reversed(answers):
-            repair = compare_echo(echo, said)
+            repair = _losses(echo, said)
             if repair is None:
                 continue
             if "call_ids" in repair.kinds:
@@ -114,8 +114,11 @@ def compare_echo(echo: Message, said: Message) -> Repair | None:
 
     Texts may differ in outer blanks, the reasoning may be gone, calls may have other ids, each its own.
     """
-    if echo_digest(echo) != echo_digest(said):
-        return None
+    return _losses(echo, said) if echo_digest(echo) == echo_digest(said) else None
+
+
+def _losses(echo: Message, said: Message) -> Repair | None:
+    """As `compare_echo`, for messages whose echo digests are known to be equal."""
     reasoning = echo.reasoning.strip()
     missing = not reasoning and bool(said.reasoning.strip())
     if not missing and reasoning != said.reasoning.strip():

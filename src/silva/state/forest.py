@@ -15,6 +15,7 @@ from typing import Literal
 from silva.state.echo import NO_RENAMES, EchoAlias, EchoIndex, MessageAt, Renames
 from silva.state.identity import chain_key, message_digest, root_key
 from silva.state.profiles import REPAIR_PREFIX
+from silva.state.prompt import PromptIds
 from silva.types.generation import FinishReason, GenerateResult, VersionSpan
 from silva.types.messages import Conversation, Image, Message, images_of
 from silva.types.rollout import MatchKind
@@ -124,10 +125,7 @@ class Node:
 
     def path_ids(self) -> list[int]:
         """All ids from the root to the end of this node."""
-        joined: array[int] = array("i")
-        for node in self.path():
-            joined.extend(node.ids)
-        return joined.tolist()
+        return list(PromptIds(self))
 
     def path_images(self) -> tuple[Image, ...]:
         """All images from the root to the end of this node, in the order in which the model sees them."""
@@ -204,17 +202,18 @@ class Placement:
 
     match: Match
     messages: tuple[Message, ...] = ()
-    observation_ids: tuple[int, ...] = ()
+    observation_ids: Sequence[int] = ()
     lead_ids: tuple[int, ...] = ()
     continues: bool = False
     marker_mismatch: bool = False
 
-    def input_ids(self) -> list[int]:
+    def prompt_ids(self) -> PromptIds:
         """The ids that the engine gets: root to opening."""
-        ids = self.match.parent.path_ids() if self.match.parent is not None else []
-        ids.extend(self.observation_ids)
-        ids.extend(self.lead_ids)
-        return ids
+        return PromptIds(self.match.parent, self.observation_ids, self.lead_ids)
+
+    def input_ids(self) -> list[int]:
+        """The same as a list."""
+        return list(self.prompt_ids())
 
     def images(self) -> tuple[Image, ...]:
         """The images that belong to these ids, in order."""

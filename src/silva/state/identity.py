@@ -11,15 +11,21 @@ import hashlib
 import json
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Any
 
 from silva.types.errors import RequestError
 from silva.types.messages import Conversation, JsonObject, Message
 
 KEY_BYTES = 16
+MAX_REMEMBERED_CHARS = 256
+"""Arguments up to this length are remembered: a history brings the same ones in each request."""
 MAX_FOLDED_DIGITS = 400
 MAX_FOLDED_DEPTH = 100
 """A fixed bound: left to the interpreter's own, identity would depend on how deep the caller's stack is."""
+
+_compact = json.JSONEncoder(separators=(",", ":")).encode
+_sorted = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 _IGNORED_TOOL_KEYS = frozenset({"strict", "cache_control", "defer_loading", "eager_input_streaming"})
 _FUNCTION_KEYS = ("name", "description", "parameters")
@@ -62,13 +68,13 @@ def message_digest(message: Message) -> bytes:
     form: list[Any] = [message.role, message.content, message.reasoning, calls, message.tool_call_id]
     if message.parts:
         form.append([part if isinstance(part, str) else [part.digest] for part in message.parts])
-    return _hash(b"message", json.dumps(form, separators=(",", ":")).encode())
+    return _hash(b"message", _compact(form).encode())
 
 
 def echo_digest(message: Message) -> bytes:
     """Digest of what even a lossy echo of a message keeps: the trimmed text, and names and arguments of the calls."""
     calls = [[call.name, canonical_arguments(call.arguments)] for call in message.tool_calls]
-    return _hash(b"echo", json.dumps([message.content.strip(), calls], separators=(",", ":")).encode())
+    return _hash(b"echo", _compact([message.content.strip(), calls]).encode())
 
 
 def canonical_tool(tool: JsonObject) -> JsonObject:
@@ -98,6 +104,10 @@ def canonical_arguments(raw: str) -> str:
     Text that is no JSON, holds a key twice, nests deeper than MAX_FOLDED_DEPTH, or holds a number or half a surrogate
     pair that no client can carry stands for itself, marked so that it never equals a JSON text.
     """
+    return _remembered(raw) if len(raw) <= MAX_REMEMBERED_CHARS else _canonical_arguments(raw)
+
+
+def _canonical_arguments(raw: str) -> str:
     try:
         value = json.loads(
             raw, parse_float=_fold_number, parse_int=int, parse_constant=_refuse, object_pairs_hook=_unique
@@ -109,13 +119,16 @@ def canonical_arguments(raw: str) -> str:
         return "raw:" + raw
 
 
+_remembered = lru_cache(maxsize=2048)(_canonical_arguments)
+
+
 def is_object_text(raw: str) -> bool:
     """Whether arguments are a JSON object that survives every client as it is."""
     return canonical_arguments(raw).startswith("{")
 
 
 def _canonical_json(value: Any) -> str:
-    return json.dumps(_fold(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _sorted(_fold(value))
 
 
 def _fold(value: Any, depth: int = 0) -> Any:

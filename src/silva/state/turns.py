@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import takewhile
@@ -84,7 +85,7 @@ def _new_observation(codec: TurnCodec, match: Match, messages_between: MessagesB
     return Placement(
         match=match,
         messages=messages,
-        observation_ids=tuple(delta.observation_ids),
+        observation_ids=array("i", delta.observation_ids),
         lead_ids=tuple(delta.opening_ids),
         marker_mismatch=delta.marker_mismatch,
     )

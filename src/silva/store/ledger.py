@@ -9,7 +9,6 @@ import math
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -24,8 +23,9 @@ from silva.store.rows import insert_session_rows
 from silva.types.clock import Clock, SystemClock
 from silva.types.rollout import Mode, PromptState, SessionRecord
 
-_GATHER_S = 0.02
-"""Calls that come together share a transaction, and their caller is not disturbed after the first."""
+_GATHER_S = 0.1
+"""Calls that come together share a transaction, and their caller is not disturbed after the first. Who waits for the
+disk cuts it short."""
 _MAX_BATCH = 256
 _OUR_MISTAKES = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)
 _FINAL_WITHOUT_REASON = ("trained", "delivered")
@@ -64,6 +64,17 @@ class _Job:
     durable: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """A write of one statement, which is all or nothing by itself: it needs no savepoint."""
+
+    sql: str
+    values: tuple[object, ...]
+
+    def __call__(self, conn: sqlite3.Connection) -> None:
+        conn.execute(self.sql, self.values)
+
+
 class RunLedger:
     """Writes the run ledger.
 
@@ -94,12 +105,14 @@ class RunLedger:
             raise
         self._mutex = threading.Lock()
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._urgent = threading.Event()
         self._failure: BaseException | None = None
         self._closed = False
         self._recovered = not resume
         self._pending: dict[str, Mode] = {}
         self._reopenable: set[str] = set()
         self._groups: dict[str, tuple[str, Mode, int]] = {}
+        self._groups_of: dict[str, list[str]] = {}
         self._running: dict[str, tuple[str, Mode]] = {}
         self._thread = threading.Thread(target=self._serve, name="silva-ledger", daemon=True)
         self._thread.start()
@@ -131,10 +144,10 @@ class RunLedger:
             if prompt_id in self._reopenable:
                 self._reopenable.discard(prompt_id)
                 return self._put(
-                    _execute("UPDATE prompts SET state = 'pending', step = NULL WHERE prompt_id = ?", (prompt_id,))
+                    _Statement("UPDATE prompts SET state = 'pending', step = NULL WHERE prompt_id = ?", (prompt_id,))
                 )
             return self._put(
-                _execute(
+                _Statement(
                     "INSERT INTO prompts (prompt_id, mode, dataset, epoch, row, position) VALUES (?, ?, ?, ?, ?, ?)",
                     values,
                 )
@@ -158,8 +171,8 @@ class RunLedger:
                 assert prompt_id in self._pending, f"prompt {prompt_id} is not pending: unknown, or ended already"
             for prompt_id in ids:
                 del self._pending[prompt_id]
-            ended = set(ids)
-            self._groups = {key: group for key, group in self._groups.items() if group[0] not in ended}
+                for group_id in self._groups_of.pop(prompt_id, ()):
+                    del self._groups[group_id]
             rows = [(state, reason and safe_text(reason), step, prompt_id) for prompt_id in ids]
             return self._put(
                 lambda conn: _set_each(
@@ -180,8 +193,9 @@ class RunLedger:
             mode = self._pending.get(prompt_id)
             assert mode is not None, f"group {group_id}: prompt {prompt_id} is not pending"
             self._groups[group_id] = (prompt_id, mode, n)
+            self._groups_of.setdefault(prompt_id, []).append(group_id)
             values = (group_id, prompt_id, mode, n, rollout_id, attempt)
-            return self._put(_execute("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?)", values))
+            return self._put(_Statement("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?)", values))
 
     def start_session(self, session_id: str, *, group_id: str, slot: int, try_index: int = 0) -> Future[None]:
         """A session starts in a slot of a started group; a retry is a new session in the same slot."""
@@ -198,7 +212,7 @@ class RunLedger:
             self._running[session_id] = (group_id, mode)
             values = (session_id, group_id, slot, try_index, mode, started_s)
             return self._put(
-                _execute(
+                _Statement(
                     "INSERT INTO sessions (session_id, group_id, slot, try_index, mode, started_s) "
                     "VALUES (?, ?, ?, ?, ?, ?)",
                     values,
@@ -264,7 +278,7 @@ class RunLedger:
     def event(self, kind: str, detail: object = None) -> Future[None]:
         """Something worth keeping that is no session: a step, an update of the weights, a warning."""
         values = (self._clock.wall_s(), kind, to_column(detail))
-        return self._submit(_execute("INSERT INTO events (at_s, kind, detail) VALUES (?, ?, ?)", values))
+        return self._submit(_Statement("INSERT INTO events (at_s, kind, detail) VALUES (?, ?, ?)", values))
 
     # The file
 
@@ -288,7 +302,7 @@ class RunLedger:
             assert not self._recovered, "recover is the first call after open_existing, and the only one"
             self._recovered = True
             self._check_usable()
-            written = self._put(lambda conn: _recover(conn, step, now_s))
+            written = self._put(lambda conn: _recover(conn, step, now_s), durable=True)
         recovered, reopenable = written.result()
         with self._mutex:
             self._pending = {prompt.prompt_id: "train" for prompt in recovered.pending}
@@ -301,6 +315,7 @@ class RunLedger:
             first, self._closed = not self._closed, True
             if first:
                 self._queue.put(None)
+                self._urgent.set()
         self._thread.join()
         if first and self._failure is not None:
             raise self._failure
@@ -320,6 +335,8 @@ class RunLedger:
         done: Future[Any] = Future()
         done.set_running_or_notify_cancel()  # a caller that stops waiting must not undo its write
         self._queue.put(_Job(write, done, durable))
+        if durable:
+            self._urgent.set()
         return done
 
     # The writer thread
@@ -340,8 +357,9 @@ class RunLedger:
     def _next_batch(self) -> tuple[list[_Job], bool]:
         batch: list[_Job] = []
         job = self._queue.get()
-        if job is not None and not job.durable:
-            time.sleep(_GATHER_S)
+        if job is not None:
+            self._urgent.wait(_GATHER_S)
+        self._urgent.clear()  # before the queue is emptied: what comes later sets it again
         while job is not None:
             batch.append(job)
             if len(batch) == _MAX_BATCH:
@@ -359,6 +377,9 @@ class RunLedger:
             try:
                 self._conn.execute("BEGIN IMMEDIATE")
                 for job in batch:
+                    if isinstance(job.write, _Statement):
+                        results.append(job.write(self._conn))
+                        continue
                     self._conn.execute("SAVEPOINT job")
                     results.append(job.write(self._conn))
                     self._conn.execute("RELEASE job")
@@ -413,13 +434,6 @@ class RunLedger:
                 f"the run ledger {self.path} refused a record: {type(error).__name__}: {error}"
             )
         self._failure.__cause__ = error
-
-
-def _execute(sql: str, values: tuple[object, ...]) -> Callable[[sqlite3.Connection], None]:
-    def write(conn: sqlite3.Connection) -> None:
-        conn.execute(sql, values)
-
-    return write
 
 
 def _set_each(conn: sqlite3.Connection, sql: str, rows: Iterable[tuple[object, ...]]) -> None:

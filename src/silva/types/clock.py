@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
+class Timer(Protocol):
+    """A call that was put off."""
+
+    def cancel(self) -> object:
+        """Let it not happen. Changes nothing afterwards."""
+        ...
+
+
 class Clock(Protocol):
-    """Seconds that only go forward, wall seconds since the epoch, and a sleep that obeys the same time."""
+    """Seconds that only go forward, wall seconds since the epoch, and waits that obey the same time.
+
+    `call_later` makes no task: it is for a limit that is rarely reached.
+    """
 
     def monotonic_s(self) -> float: ...
     def wall_s(self) -> float: ...
     async def sleep(self, seconds: float) -> None: ...
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer: ...
 
 
 class SystemClock:
@@ -26,3 +39,6 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        return asyncio.get_running_loop().call_later(seconds, callback)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -68,12 +68,13 @@ class GenerateRequest:
     """One engine attempt. No request id may be a prefix of another one (some engines abort by prefix).
 
     The last `num_resumed` of `input_ids` were sampled by earlier, aborted attempts of the same turn: a stop string may
-    begin in them. `media` are all images of the context, in the order in which they stand in it.
+    begin in them. `media` are all images of the context, in the order in which they stand in it. `input_ids` may be
+    joined anew each time they are read: make a list of them to read more than one, and let it go when it was used.
     """
 
     request_id: str
     session_id: str
-    input_ids: list[int]
+    input_ids: Sequence[int]
     sampling: SamplingParams
     attempt: int = 0
     media: tuple[Media, ...] = ()

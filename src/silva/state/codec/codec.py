@@ -28,6 +28,7 @@ from silva.types.messages import Conversation, JsonObject, Message, Role
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_MOST_REMEMBERED = 16
 _PROBE_TOOL: JsonObject = {
     "type": "function",
     "function": {
@@ -81,6 +82,7 @@ class TurnCodec:
         self._words = Words.of(self._text.control)
         self._default_kwargs = dict(default_template_kwargs or {})
         self._frames: Lru[bytes, Frame] = Lru(64)
+        self._short: Lru[tuple[int, ...], str] = Lru(64)
         self._proven_kwargs: Lru[bytes, bool] = Lru(256)
         eos = tokenizer.eos_token_id
         eos_id = eos if isinstance(eos, int) else None
@@ -171,8 +173,14 @@ class TurnCodec:
         return self._frame(conversation).image_part(role) is not None
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, control tokens included, nothing cleaned up."""
-        return self._text.full.decode(list(ids), skip_special_tokens=False)
+        """The text of ids, control tokens included, nothing cleaned up. Short tuples (openings) are remembered."""
+        if not isinstance(ids, tuple) or len(ids) > _MOST_REMEMBERED:
+            return self._text.full.decode(list(ids), skip_special_tokens=False)
+        text = self._short.get(ids)
+        if text is None:
+            text = self._text.full.decode(list(ids), skip_special_tokens=False)
+            self._short.put(ids, text)
+        return text
 
     def encode_sampled(self, text: str) -> list[int]:
         """Ids for a text as a model would sample it: control tokens count, no bos, not the start of a sequence."""
