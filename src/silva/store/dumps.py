@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from silva.store.encode import to_json
+from silva.store.files import whole_file
 from silva.store.queries import load_samples
 from silva.types.errors import ConfigError
 from silva.types.rollout import Mode, TrainingSample
@@ -47,18 +46,9 @@ def write_rollout_dump(
     """
     path = dump_path(path_template, rollout_id)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            for line in _lines(conn, rollout_id, mode):
-                file.write(to_json(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(partial).chmod(0o644)
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    with whole_file(path) as file:
+        for line in _lines(conn, rollout_id, mode):
+            file.write(to_json(line).encode() + b"\n")
     return path
 
 

@@ -1,18 +1,37 @@
-"""The file of the run ledger: who may write it, and what makes it ours."""
+"""Files of a run: the ledger's (who may write it, and what makes it ours), and others that appear whole."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 from silva.types.errors import SilvaError
 
 DB_NAME = "run.db"
 LOCK_NAME = "run.lock"
 SCHEMA_VERSION = 1
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that stands at `path`, on the disk, when the block ends; where the block fails nothing does."""
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        Path(partial).chmod(0o644)
+        Path(partial).replace(path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
 
 
 class LedgerError(SilvaError):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from silva.store.files import whole_file
 from silva.types.errors import StorageFault
 from silva.types.generation import Media
 from silva.types.messages import Image
@@ -56,18 +55,5 @@ class MediaStore:
         for digest, data in images.items():
             path = self._folder / digest
             if not path.exists():
-                _write(path, data)
-
-
-def _write(path: Path, data: bytes) -> None:
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(partial).chmod(0o644)
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+                with whole_file(path) as file:
+                    file.write(data)
