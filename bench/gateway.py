@@ -10,8 +10,8 @@ large   64 long conversations in turn: about 46 KB of history, one message of it
 
 each with 1, 16 and 64 requests in flight. What is new is tokenised. With `--peer`, the path of a Python that has
 `rllm-model-gateway` 0.1.0 (which does not tokenise), that gateway runs in memory mode beside ours, blocks of turns
-in random order, on the same clients and the same stub. Figures are medians over the blocks; compare them with each other,
-not with those of another machine. At the end one session of 200 turns is timed as a whole.
+in random order, on the same clients and the same stub. Figures are medians over the blocks; compare them with each
+other, not with those of another machine. At the end one session of 200 turns is timed as a whole.
 """
 
 from __future__ import annotations
