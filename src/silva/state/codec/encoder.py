@@ -66,7 +66,7 @@ class TokenText:
         inner = _inner_copy(state, self.control)
         self.inner_differs = inner is not None
         self._inner = inner or self._first
-        # One text as a batch is quicker, since it keeps no places of letters; but with parallel batches it wakes threads.
+        # One text as a batch is quicker: it keeps no places of letters. With parallel batches it would wake threads.
         self._as_batch = os.environ.get("TOKENIZERS_PARALLELISM") == "false"
         self._blank_ids = _renumbered(state, self.control, self._first)
         self._check_no_leak()
