@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silva.state.codec import SampledTail, TurnCodec
+from silva.state.codec.encoder import TokenText
 from silva.state.codec.late_system import LATE_SYSTEM_MARK
 from silva.types.errors import ConfigError, TransitionRefused
 from silva.types.messages import Conversation, Message, ToolCall
@@ -475,3 +476,20 @@ def test_the_generic_tokenizer_class_is_what_auto_tokenizer_would_take(chatml_di
     ours, auto = TurnCodec.load(chatml_dir).tokenizer, AutoTokenizer.from_pretrained(chatml_dir)
     assert ours.backend_tokenizer.to_str() == auto.backend_tokenizer.to_str()
     assert (ours.chat_template, ours.special_tokens_map) == (auto.chat_template, auto.special_tokens_map)
+
+
+class TestBatches:
+    def test_a_text_has_the_same_ids_in_a_batch_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        backend = tiny_tokenizer().backend_tokenizer
+        monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+        alone = TokenText(backend)
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+        batched = TokenText(backend)
+
+        @given(st.text(min_size=1))
+        @settings(max_examples=50)
+        def check(text: str) -> None:
+            assert batched.encode_plain(text) == alone.encode_plain(text)
+            assert batched.encode(f"<|end|>{text}") == alone.encode(f"<|end|>{text}")
+
+        check()

@@ -12,7 +12,7 @@ import json, os, sys
 from silva.model import torch_env
 if sys.argv[1] == "late":
     sys.modules["torch"] = sys
-early = torch_env.prepare()
+early = torch_env.prepare(decodes=sys.argv[1] != "serving")
 names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 print(json.dumps([early, [os.environ.get(name) for name in names], sys.getswitchinterval() < 0.001]))
 """
@@ -27,6 +27,7 @@ def prepared(when: str, **environment: str) -> list[object]:
 
 def test_prepare_before_torch_sets_the_waiting_policy() -> None:
     assert prepared("early") == [True, ["passive", "0"], True]
+    assert prepared("serving") == [True, ["passive", "0"], False]
     assert prepared("early", OMP_WAIT_POLICY="active") == [True, ["active", "0"], True]
 
 

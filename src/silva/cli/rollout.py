@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     run_dir = choose_run_dir(config)
     dump = config.save_debug_rollout_data or str(run_dir / "samples" / "{rollout_id}.jsonl")
     config = replace(config, run_dir=str(run_dir), save_debug_rollout_data=dump, num_epoch=config.num_epoch or 1)
-    prepare()
+    prepare(decodes=config.engine == "torch")
     with RunView(run_dir / "run.log") as view:
         return run_async(lambda: _rollout(config, view, run_dir, dataset))
 

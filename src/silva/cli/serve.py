@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         )
     require_loopback(config.gateway_host)
     run_dir = choose_run_dir(config)
-    prepare()
+    prepare(decodes=config.engine == "torch")
     with RunView(run_dir / "run.log") as view:
         record = None if args.record is None else Path(args.record)
         status = run_async(lambda: _serve(replace(config, run_dir=str(run_dir)), view, run_dir, record))

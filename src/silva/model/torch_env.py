@@ -1,4 +1,4 @@
-"""Process settings for torch: some are read only once, when it is first imported."""
+"""Process settings for torch and the tokenizers: some of torch's are read only once, when it is first imported."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ _DEFAULTS = {
     "GOMP_SPINCOUNT": "0",
 }
 
+# Texts are encoded one at a time: a pool of threads would only be woken for each.
+_TOKENIZERS = "TOKENIZERS_PARALLELISM"
+
 # The engine's thread lets the interpreter lock go at each torch call. With the usual 5 ms it then waits so long for a
 # busy event loop that decoding of a small model drops to less than half.
 _SWITCH_INTERVAL_S = 1e-4
 
 
-def prepare() -> bool:
+def prepare(*, decodes: bool = True) -> bool:
     """Set this process up for torch beside an event loop on shared cores. What the user set in the environment stays.
 
-    Returns False when torch is already imported: then only the thread switch interval could still be set.
+    `decodes`: a torch engine runs in this process. Without one short thread switches only cost (a fifth of the
+    gateway's CPU with 16 turns in flight). Returns False when torch is already imported: then its own settings come too
+    late.
     """
-    sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
+    if decodes:
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
+    os.environ.setdefault(_TOKENIZERS, "false")
     if "torch" in sys.modules:
         return False
     for name, value in _DEFAULTS.items():

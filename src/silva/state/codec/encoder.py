@@ -9,6 +9,7 @@ would give other ids than the whole, and blanks, Unicode composition and word ru
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ class TokenText:
         inner = _inner_copy(state, self.control)
         self.inner_differs = inner is not None
         self._inner = inner or self._first
+        # One text as a batch is quicker: it keeps no places of letters. With parallel batches it would wake threads.
+        self._as_batch = os.environ.get("TOKENIZERS_PARALLELISM") == "false"
         self._blank_ids = _renumbered(state, self.control, self._first)
         self._check_no_leak()
 
@@ -136,7 +139,10 @@ class TokenText:
         return self._plain(self._first if segment.first else self._inner, text)
 
     def _plain(self, copy: Tokenizer, text: str) -> list[int]:
-        ids = copy.encode(text, add_special_tokens=False).ids
+        if self._as_batch:
+            ids = copy.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        else:
+            ids = copy.encode(text, add_special_tokens=False).ids
         return [self._blank_ids.get(i, i) for i in ids] if self._blank_ids else ids
 
     def encode(self, text: str, *, first: bool = False) -> list[int]:
