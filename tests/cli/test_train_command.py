@@ -180,16 +180,12 @@ def test_resume_needs_a_run(tmp_path: Path) -> None:
     assert done.returncode == 2 and "nowhere" in done.stderr
 
 
-def test_a_rollout_run_cannot_be_resumed(tmp_path: Path, model_dir: Path) -> None:
+def test_a_rollout_run_cannot_be_resumed_nor_its_folder_used_again(tmp_path: Path, model_dir: Path) -> None:
     prepare(tmp_path, TWO_TURNS, rows=2)
-    done = run_silva("rollout", *options(model_dir, rollouts=1)[1:], cwd=tmp_path)
+    command = ("rollout", *options(model_dir, rollouts=1)[1:])
+    done = run_silva(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    again = run_silva(*command, cwd=tmp_path)
+    assert again.returncode == 1 and "--resume" in again.stderr
     resumed = run_silva("train", "--resume", "run", cwd=tmp_path)
     assert resumed.returncode == 2 and "cannot be resumed" in resumed.stderr
-
-
-def test_a_run_folder_is_used_once(tmp_path: Path, model_dir: Path) -> None:
-    prepare(tmp_path, TWO_TURNS)
-    assert run_silva(*options(model_dir, rollouts=1), cwd=tmp_path).returncode == 0
-    again = run_silva(*options(model_dir, rollouts=1), cwd=tmp_path)
-    assert again.returncode == 1 and "--resume" in again.stderr

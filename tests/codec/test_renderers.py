@@ -42,7 +42,7 @@ from silva.types.messages import Message
 from .conversations import Episode, Maker, to_hf
 from .oracles import FAMILIES, NOW, Family, backend_of, oracle, template_of
 
-NUM_EPISODES = 100
+NUM_EPISODES = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +216,7 @@ def test_ids_are_those_of_the_renderer(name: str) -> None:
         num_turns += len(episode.turns)
         num_tool_turns += sum(new[0].role == "tool" for _, new in episode.turns)
     assert num_turns > 2 * NUM_EPISODES
-    assert num_tool_turns > 40 or not subject.family.tools
+    assert num_tool_turns > 24 or not subject.family.tools
 
 
 def _compare(pair: Pair, episode: Episode, *, append_only: bool, first_cut: int) -> None:

@@ -266,7 +266,7 @@ def test_a_live_reader_beside_a_writer(tmp_path: Path) -> None:
         reader = threading.Thread(target=read)
         reader.start()
         try:
-            for number in range(60):
+            for number in range(25):
                 group = begin(ledger, number)
                 ledger.end_session(exported(f"{group}-s0", group))
                 ledger.end_prompts([f"train:0:{number}"], "trained", step=number).result(5)
