@@ -34,6 +34,7 @@ class Client:
     arguments: Callable[[str], Json] = lambda command: {"command": command}
     answer: Callable[[Client], str] = lambda client: ANSWER
     repairs: tuple[str, ...] = ()
+    noise: tuple[str, ...] = ()
 
     def call(self, command: str) -> str:
         body = json.dumps({"name": self.tool, "arguments": self.arguments(command)})
@@ -57,7 +58,7 @@ CLIENTS = {
     ),
     "claude_code": Client(protocol="messages", tool="Bash", arguments=described),
     "codex": Client(protocol="responses", tool="exec_command", arguments=lambda command: {"cmd": command}),
-    "opencode": Client(protocol="chat", tool="bash", arguments=described),
+    "opencode": Client(protocol="chat", tool="bash", arguments=described, noise=("profile:env-date@1",)),
 }
 
 
@@ -121,7 +122,7 @@ def check_tokens(session: Json, engine_log: Path) -> None:
 def test_a_shell_call_and_an_answer(tmp_path: Path, chatml_dir: Path, name: str) -> None:
     client = CLIENTS[name]
     session = play(tmp_path, chatml_dir, name, [client.call(RAN), client.answer(client)])
-    assert [request["repairs"] for request in session["requests"]] == [[], []]
+    assert [request["repairs"] for request in session["requests"]] == [list(client.noise)] * 2
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -137,7 +138,10 @@ def test_four_turns_with_reasoning(tmp_path: Path, chatml_dir: Path, name: str) 
         "<think>\nDone.\n</think>\n\n" + client.answer(client),
     ]
     session = play(tmp_path, chatml_dir, name, turns)
-    assert [request["repairs"] for request in session["requests"]] == [[]] + [list(client.repairs)] * 3
+    assert [request["repairs"] for request in session["requests"]] == [
+        list(client.noise),
+        *[[*client.repairs, *client.noise]] * 3,
+    ]
     assert [request["usage"]["reasoning_tokens"] > 0 for request in session["requests"]] == [True] * 4
 
 
