@@ -149,18 +149,14 @@ def test_term_ends_a_run_in_order(tmp_path: Path, model_dir: Path) -> None:
         check_ledgers(conn, finished=True)
 
 
-def test_failed_groups_are_replaced(tmp_path: Path, model_dir: Path) -> None:
-    prepare(tmp_path, AGENT + "if n in (0, 3): sys.exit(3)\n" + TWO_TURNS.removeprefix(AGENT))
-    done = run_silva(*options(model_dir, "--agent-retries", 0, rollouts=3), cwd=tmp_path)
+def test_failed_groups_are_replaced_and_the_last_step_of_the_epochs_may_be_smaller(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    prepare(tmp_path, AGENT + "if n in (0, 3): sys.exit(3)\n" + TWO_TURNS.removeprefix(AGENT), rows=5)
+    done = run_silva(*options(model_dir, "--agent-retries", 0, "--num-epoch", 1, rollouts=9), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert trained_rows(tmp_path / "run") == [1, 2, 4, 5, 6, 7]
+    assert trained_rows(tmp_path / "run") == [1, 2, 4]
     assert show(tmp_path / "run")["counts"]["prompts"]["dropped"] == {"all_sessions_failed": 2}
-
-
-def test_the_last_step_of_the_epochs_may_be_smaller(tmp_path: Path, model_dir: Path) -> None:
-    prepare(tmp_path, TWO_TURNS, rows=3)
-    done = run_silva(*options(model_dir, "--num-epoch", 1, rollouts=9), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     assert [line["rollout/num_groups"] for line in metrics(tmp_path / "run")] == [2, 1]
 
 

@@ -53,7 +53,7 @@ class Family:
     blank_content: bool = False
     """The template cannot do without the content field of a call turn."""
     append_only: bool = True
-    num_episodes: int = 180
+    num_episodes: int = 100
     kwargs: dict[str, Any] = field(default_factory=dict)
     cells: dict[tuple[str, str], str] = field(default_factory=dict)
     """What the start check has to find, by kind of assistant turn and of what follows."""
@@ -104,7 +104,7 @@ FAMILIES: dict[str, Family] = {
         append_only=False,
         cells={("text", "user"): "rewritten", ("call", "tool"): "pure", ("text", "system, user"): "refused"},
     ),
-    "qwen3-coder": Family(template="Qwen3-Coder", vocabulary="qwen2", eos="<|im_end|>", added=_QWEN3, num_episodes=70),
+    "qwen3-coder": Family(template="Qwen3-Coder", vocabulary="qwen2", eos="<|im_end|>", added=_QWEN3, num_episodes=50),
     "llama-3.1": Family(
         template="meta-llama-Llama-3.1-8B-Instruct",
         vocabulary="llama3",
@@ -139,7 +139,7 @@ FAMILIES: dict[str, Family] = {
         system=False,
         user_with_tools=False,
         nine_ids=True,
-        num_episodes=70,
+        num_episodes=50,
     ),
     # Qwen's vocabulary stands in for those of GLM, gpt-oss and Kimi
     "glm-4.6": Family(
@@ -168,7 +168,7 @@ FAMILIES: dict[str, Family] = {
         bos="[BOS]",
         eos="<|im_end|>",
         added=_KIMI,
-        num_episodes=70,
+        num_episodes=50,
     ),
     # Llama-2's vocabulary stands in for Gemma's
     "gemma-2": Family(
@@ -208,7 +208,7 @@ FAMILIES: dict[str, Family] = {
         append_only=False,
         kwargs={"enable_thinking": True},
         cells={("text", "user"): "rewritten", ("call", "tool"): "whole"},
-        num_episodes=70,
+        num_episodes=50,
     ),
     # Phi-3.5 has Llama-2's vocabulary; its special tokens eat the blanks behind them
     "phi-3.5": Family(
@@ -224,7 +224,7 @@ FAMILIES: dict[str, Family] = {
         tools=False,
         append_only=True,
         cells={("text", "user"): "pure", ("text", "tool"): "refused"},
-        num_episodes=70,
+        num_episodes=50,
     ),
 }
 
