@@ -131,8 +131,7 @@ def spoken(message: Message, parser: TurnParser, opening: str) -> tuple[str, boo
     text += message.content
     for call in message.tool_calls:
         text += "\n" if text else ""
-        arguments: JsonObject | str = call.arguments
-        text += f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": {arguments}}}\n</tool_call>'
+        text += f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}\n</tool_call>'
     read = parser.parse(text, opening=opening)
     calls = [(call.name, call.arguments) for call in message.tool_calls]
     same = (read.content, read.reasoning) == (message.content, message.reasoning)

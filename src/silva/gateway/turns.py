@@ -17,7 +17,7 @@ from silva.inference.attempts import EngineClient, Generation, cut_ids, derived_
 from silva.inference.engine import Engine
 from silva.state.codec import TurnCodec
 from silva.state.difference import first_difference
-from silva.state.echo import EchoMatch
+from silva.state.echo import EchoMatch, MessageAt
 from silva.state.forest import Match, Placement, SessionForest
 from silva.state.parsers import TurnParser
 from silva.state.profiles import PROFILES, Canonicaliser, Profile
@@ -26,7 +26,7 @@ from silva.store.media import MediaStore
 from silva.types.clock import Clock
 from silva.types.errors import RequestError, TransitionRefused
 from silva.types.generation import GenerateResult, SamplingParams
-from silva.types.messages import Message
+from silva.types.messages import JsonObject, Message
 from silva.types.rollout import Mode, RequestRecord, TokenUsage
 
 T = TypeVar("T")
@@ -148,14 +148,7 @@ class TurnService:
         record.match = match.kind
         record.repairs = list[str](match.repairs)
         if match.kind != "append" and self._settings.codec_mode == "proven":
-            record.difference = first_difference(
-                session.forest,
-                match,
-                request.message_at,
-                lenient=self._settings.echo_match == "lenient",
-                path_of=request.path_of,
-                clean_first=lambda message: self._canonicaliser.clean(message)[0],
-            )
+            record.difference = self._difference(session.forest, match, request.message_at, request.path_of)
         self.counters["marker_mismatch"] += placement.marker_mismatch
         session.first_request.set()
         return PreparedTurn(
@@ -278,10 +271,18 @@ class TurnService:
             at = index - match.num_matched
             return turn.paths[at] if at < len(turn.paths) else f"messages[{index}]"
 
-        record.difference = first_difference(
+        def message_at(index: int) -> Message:
+            return turn.placement.messages[index - match.num_matched]
+
+        record.difference = self._difference(forest, replace(match, parent=parent), message_at, path_of)
+
+    def _difference(
+        self, forest: SessionForest, match: Match, message_at: MessageAt, path_of: Callable[[int], str]
+    ) -> JsonObject | None:
+        return first_difference(
             forest,
-            replace(match, parent=parent),
-            lambda index: turn.placement.messages[index - match.num_matched],
+            match,
+            message_at,
             lenient=self._settings.echo_match == "lenient",
             path_of=path_of,
             clean_first=lambda message: self._canonicaliser.clean(message)[0],
@@ -343,7 +344,7 @@ class TurnService:
             index = field.removeprefix("messages[").partition("]")[0]
             if field.startswith("messages[") and index.isdigit():
                 field = request.path_of(int(index))
-            raise TransitionRefused(str(refused), field=field or None) from refused
+            raise refused.at(field or None) from refused
 
     def _refuse_images(self, match: Match, request: ModelRequest) -> None:
         """Raise RequestError, with the image's path, where the engine could not see an image of the new messages."""

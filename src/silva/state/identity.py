@@ -110,7 +110,7 @@ def canonical_arguments(raw: str) -> str:
 def _canonical_arguments(raw: str) -> str:
     try:
         value = json.loads(
-            raw, parse_float=_fold_number, parse_int=int, parse_constant=_refuse, object_pairs_hook=_unique
+            raw, parse_float=_fold_number, parse_int=int, parse_constant=refuse_constant, object_pairs_hook=unique_keys
         )
         if "\\ud" in raw or "\\uD" in raw:
             json.dumps(value, ensure_ascii=False).encode()
@@ -159,11 +159,13 @@ def _fold_number(text: str) -> int | float:
     return int(Decimal(repr(double))) if double.is_integer() else double
 
 
-def _refuse(text: str) -> Any:
+def refuse_constant(text: str) -> Any:
+    """For json.loads: NaN and the infinities are no JSON."""
     raise ValueError(f"{text} is no JSON value")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For json.loads: an object, ValueError where a key stands in it twice."""
     folded = dict(pairs)
     if len(folded) != len(pairs):
         raise ValueError("a key stands twice in one object")

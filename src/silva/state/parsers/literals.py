@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+from silva.state.identity import refuse_constant, unique_keys
+
 _TOKEN = re.compile(
     r"""(?P<string>'''(?:[^\\]|\\.)*?'''|\"\"\"(?:[^\\]|\\.)*?\"\"\"|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
     |(?P<name>[A-Za-z_]\w*)|(?P<number>-?\d[\d.]*(?:[eE][+-]?\d+)?)|(?P<mark>[()\[\]{},:])|(?P<blank>\s+)""",
@@ -35,7 +37,7 @@ def checked_json(text: str) -> tuple[Any, str] | None:
     """The value of a JSON text and the text without outer blanks; None where it is no JSON that all clients read."""
     text = text.strip()
     try:
-        value: Any = json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
+        value: Any = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=unique_keys)
         text.encode()
     except (ValueError, RecursionError):
         return None
@@ -104,14 +106,3 @@ def _unescaped(found: re.Match[str]) -> str:
         return chr(number) if number < 0x110000 else found.group()
     char = found.group(4)
     return _PLAIN_ESCAPES.get(char, char if char in "\\'\"" else "\\" + char)
-
-
-def _refuse(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON value")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return made
