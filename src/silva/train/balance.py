@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +55,8 @@ def plan(lengths: Sequence[int], max_tokens: int, *, num_ranks: int = 1, cost: R
     """Rows of at most `max_tokens` tokens for samples of these lengths (tokens, at least 1), costliest rows first.
 
     First-fit-decreasing gives the rows; the costliest are split until every rank gets as many; neighbours in the order
-    of cost run at the same time. How rows are filled depends on the lengths alone, not on their order.
+    of cost run at the same time. Where there is room, samples are dealt out anew so that these cost alike. How rows are
+    filled depends on the lengths alone, not on their order.
     """
     if max_tokens < 1 or num_ranks < 1:
         raise ValueError(f"a plan needs a budget and a rank: {max_tokens} tokens, {num_ranks} ranks")
@@ -64,12 +66,11 @@ def plan(lengths: Sequence[int], max_tokens: int, *, num_ranks: int = 1, cost: R
     too_long = tuple(i for i, length in enumerate(lengths) if length > max_tokens)
     bins = _first_fit_decreasing(lengths, max_tokens)
     _split_costliest(bins, costs, -len(bins) % num_ranks)
-    bins.sort(key=lambda rows: -_load(rows, costs))
+    bins = _level(bins, lengths, costs, max_tokens, num_ranks)
     ranks: list[list[tuple[int, ...]]] = [[] for _ in range(num_ranks)]
     spent = [0.0] * num_ranks
     for at in range(0, len(bins), num_ranks):
-        together = _level(bins[at : at + num_ranks], lengths, costs, max_tokens)
-        together.sort(key=lambda rows: -_load(rows, costs))
+        together = _level(bins[at : at + num_ranks], lengths, costs, max_tokens, num_ranks)
         # ranks that meet only at the end of the step are served too: who has done least so far takes the costliest
         for rank, row in zip(sorted(range(num_ranks), key=spent.__getitem__), together, strict=True):
             ranks[rank].append(tuple(sorted(row)))
@@ -114,7 +115,7 @@ def _first_fit_decreasing(lengths: Sequence[int], max_tokens: int) -> list[Bin]:
 def _split_costliest(bins: list[Bin], costs: Sequence[float], num_more: int) -> None:
     """Add `num_more` bins, each by halving the cost of the costliest that holds two samples; empty ones at worst."""
     for _ in range(num_more):
-        divisible = [k for k, rows in enumerate(bins) if len(rows) > 1]
+        divisible = [k for k, samples in enumerate(bins) if len(samples) > 1]
         if not divisible:
             bins.append([])
             continue
@@ -122,23 +123,30 @@ def _split_costliest(bins: list[Bin], costs: Sequence[float], num_more: int) -> 
         bins[k : k + 1] = _deal(bins[k], 2, costs)
 
 
-def _level(together: Sequence[Bin], lengths: Sequence[int], costs: Sequence[float], max_tokens: int) -> list[Bin]:
-    """The bins that run at the same time, dealt out anew where that makes the costliest cheaper and all still fit."""
-    pooled = sorted((i for rows in together for i in rows), key=lambda i: (-lengths[i], i))
-    dealt = _deal(pooled, len(together), costs)
-    fits = all(sum(lengths[i] for i in rows) <= max_tokens for rows in dealt)
-    cheaper = max(_load(rows, costs) for rows in dealt) < max(_load(rows, costs) for rows in together)
-    return dealt if fits and cheaper else list(together)
+def _level(
+    bins: Sequence[Bin], lengths: Sequence[int], costs: Sequence[float], max_tokens: int, num_ranks: int
+) -> list[Bin]:
+    """The bins, costliest first, their samples dealt out anew where all still fit and ranks wait less."""
+    pooled = sorted((i for samples in bins for i in samples), key=lambda i: (-lengths[i], i))
+    dealt = _deal(pooled, len(bins), costs)
+    fits = all(sum(lengths[i] for i in samples) <= max_tokens for samples in dealt)
+    best = min([bins, dealt] if fits else [bins], key=lambda bins: _wait(bins, costs, num_ranks))
+    return sorted(best, key=lambda samples: -_load(samples, costs))
+
+
+def _wait(bins: Sequence[Bin], costs: Sequence[float], num_ranks: int) -> float:
+    """Cost of running all bins, neighbours in the order of cost at the same time."""
+    return sum(sorted((_load(samples, costs) for samples in bins), reverse=True)[::num_ranks])
 
 
 def _deal(samples: Sequence[int], num: int, costs: Sequence[float]) -> list[Bin]:
     """`num` bins of like cost: each sample, longest first, to the cheapest bin."""
     bins: list[Bin] = [[] for _ in range(num)]
-    loads = [0.0] * num
+    cheapest = [(0.0, k) for k in range(num)]
     for i in samples:
-        k = loads.index(min(loads))
+        load, k = cheapest[0]
         bins[k].append(i)
-        loads[k] += costs[i]
+        heapreplace(cheapest, (load + costs[i], k))
     return bins
 
 
