@@ -65,8 +65,8 @@ def _no_state(told: ToldHistories, search: Search) -> str:
     states = told.states(key)
     if states or inside is None:
         return (
-            f"it ends with messages[{last}], before any answer of the model ({_name(states)}). A context holds at least "
-            "one: end the record with the assistant message of an answer"
+            f"it ends with messages[{last}], before any answer of the model ({_name(states)}). A context holds at "
+            "least one: end the record with the assistant message of an answer"
         )
     node, num_before = inside
     begin, end = search.depth - num_before, search.depth - num_before + len(node.messages)
@@ -105,9 +105,9 @@ def _never_sent(history: RecordHistory, index: int, nearest: Node, ends: int) ->
     new = history.message_at(index)
     shown = _text(shown_values(None, new.to_chat())["new"])
     return (
-        f"/messages/{index} is not in the session's history: absent there, {shown} in the record. No request that brought "
-        f"{what} was answered, so no answer was made from it. Leave it out: the record may end with messages[{ends - 1}] "
-        f"({_place(nearest)})"
+        f"/messages/{index} is not in the session's history: absent there, {shown} in the record. No request that "
+        f"brought {what} was answered, so no answer was made from it. Leave it out: the record may end with "
+        f"messages[{ends - 1}] ({_place(nearest)})"
     )
 
 
