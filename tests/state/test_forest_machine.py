@@ -387,7 +387,7 @@ class ForestMachine(RuleBasedStateMachine):
         assert sample.truncated == turn.cut
         assert text_of(sample.token_ids) == turn.state.text
 
-    def teardown(self) -> None:
+    def check_records(self) -> None:
         """The history of each turn, in its client's own words, is a record of exactly that turn."""
         told = ToldHistories(self.forest.nodes)
         for turn in self.turns:
@@ -458,6 +458,7 @@ class ForestMachine(RuleBasedStateMachine):
             assert not (set(ids) - inherited) & held
 
     def teardown(self) -> None:
+        self.check_records()
         nodes, records = self.forest.nodes, node_records(self.forest)
         assert [node.node_id for node in nodes] == list(range(len(nodes)))
         for node, record in zip(nodes, records, strict=True):

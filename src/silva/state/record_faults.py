@@ -82,14 +82,16 @@ def _left(told: ToldHistories, history: RecordHistory, search: Search, lenient: 
     """The record leaves the known histories at the message behind the last one that was read."""
     index = search.depth
     new = history.message_at(index)
-    best: tuple[int, Found, Node] | None = None
+    best: tuple[tuple[bool, int], Found, Node] | None = None
     for key in reversed(search.places):
         for old, node in told.after(key)[: -_MAX_COMPARED - 1 : -1]:
             old, shown = (told.clean(old), told.clean(new)) if index == 0 else (old, new)
             differs = list(message_differences(old, shown, f"/messages/{index}", lenient))
             differs = differs or list(message_differences(old, shown, f"/messages/{index}", False))
-            if differs and (best is None or len(differs) < best[0]):
-                best = (len(differs), differs[0], node)
+            # Messages of two roles are the least alike, in however few fields they differ.
+            rank = (old.role != new.role, len(differs))
+            if differs and (best is None or rank < best[0]):
+                best = (rank, differs[0], node)
     nearest, ends = _nearest(told, search)
     if best is None:
         return _never_sent(history, index, nearest, ends)
