@@ -27,6 +27,8 @@ def test_serve_records_open_sessions(tmp_path: Path, chatml_dir: Path) -> None:
         "scripted",
         "--engine-script",
         "script.jsonl",
+        "--reward-key",
+        "score",
     )
     with running_silva(*command, "--hf-checkpoint", chatml_dir, "--engine-log", "log", cwd=tmp_path) as process:
         found = eventually(lambda: re.search(r"ready base_url=(\S+)", (tmp_path / "stdout").read_text()))
@@ -55,14 +57,25 @@ def test_serve_records_open_sessions(tmp_path: Path, chatml_dir: Path) -> None:
             "message": "",
         }
         assert show(tmp_path / "run", "s2")["reason"] == "output_invalid"
+        reply = openai.OpenAI(base_url=base, api_key="s4").chat.completions.create(model="m", messages=messages[:1])
+        told = [*messages[:1], reply.choices[0].message.model_dump()]
+        records = [
+            {"name": "a", "messages": told, "reward": {"score": 2, "tests": 7}},
+            {"name": "b", "messages": told},
+        ]
+        explicit = httpx.post(f"{base}/sessions/s4/finish", content="\n".join(map(json.dumps, records)))
+        assert explicit.json() == {"status": "exported", "reason": None, "num_samples": 1}
         openai.OpenAI(base_url=base, api_key="s3").chat.completions.create(model="m", messages=messages[:1])
         assert stop(process, signal.SIGTERM) == 0
     document = show(tmp_path / "run")
     assert document["counts"]["sessions"] == {
         "cancelled": {"serve_stopped": 1},
-        "exported": {"none": 1},
+        "exported": {"none": 2},
         "failed": {"output_invalid": 1},
     }
+    samples = [(s["name"], s["reward"]) for s in show(tmp_path / "run", "s4")["samples"]]
+    assert samples == [("a", 2.0), ("b", None)]
+    assert "record 'b' (line 2 of the output file) is the same state" in (tmp_path / "run" / "run.log").read_text()
     session = show(tmp_path / "run", "s1")
     assert session["reward"] == 0.5 and session["metadata"] == {"k": 1}
     assert [request["match"] for request in session["requests"]] == ["root", "append", "append"]

@@ -299,7 +299,17 @@ class RunConfig:
     eval_max_response_len: int | None = opt(
         "eval", "int", None, "Most tokens of one model turn in eval (default: --rollout-max-response-len).", low=1
     )
+    eval_reward_key: str | None = opt(
+        "eval", "str", None, "Entry of reward objects that counts in eval (default: --reward-key).", metavar="KEY"
+    )
     # algorithm
+    reward_key: str | None = opt(
+        "algorithm",
+        "str",
+        None,
+        "Entry of a reward object that is the reward; its other numbers are kept beside it.",
+        metavar="KEY",
+    )
     advantage_estimator: str = opt(
         "algorithm",
         "choice",
@@ -444,10 +454,8 @@ LATER: Mapping[str, tuple[str, str]] = {
     "label_key": ("1", "reward functions"),
     "tool_key": ("1", "dataset tools"),
     "multimodal_keys": ("1", "images"),
-    "eval_reward_key": ("1", "reward objects"),
     "custom_rm_path": ("1", "reward functions"),
     "group_rm": ("0", "group reward functions"),
-    "reward_key": ("1", "reward objects"),
     "agentic_custom_advantage_path": ("1", "custom advantages"),
     "agentic_credit": ("1", "credit for several contexts"),
     "reward_timeout_s": ("1", "reward functions"),
