@@ -172,7 +172,7 @@ async def test_what_user_code_started_ends_with_its_worker_and_with_the_pool(fol
         child = await children(0, 0)
         assert child in marked(f"run-{folder.name}-code")
         worker = pool.pids
-        with pytest.raises(UserCodeError, match="more than 0.3 s"):
+        with pytest.raises(UserCodeError, match=r"more than 0\.3 s"):
             await hangs(0, 0)
         await asyncio.to_thread(eventually, lambda: not {child, *worker} & set(marked(f"run-{folder.name}-code")))
 
