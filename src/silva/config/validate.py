@@ -48,6 +48,7 @@ def validate(config: RunConfig, command: Command) -> None:
             "serve export all leaves"
         )
     _check_groups(config, command)
+    _check_rewards(config)
     if config.save_hf is not None and Path(config.save_hf).exists() and not Path(config.save_hf).is_dir():
         raise ConfigError(f"--save-hf is {config.save_hf!r}, which is a file; it must name a folder")
     eval_sets(config)
@@ -199,3 +200,17 @@ def _check_groups(config: RunConfig, command: Command) -> None:
         )
     if config.calculate_per_token_loss and config.loss_reduction not in (None, "per_token"):
         raise ConfigError(f"--calculate-per-token-loss contradicts --loss-reduction {config.loss_reduction}")
+
+
+def _check_rewards(config: RunConfig) -> None:
+    if config.custom_rm_path is None:
+        for flag, is_set in (
+            ("--group-rm", config.group_rm),
+            ("--reward-failure-score", config.reward_failure_score is not None),
+        ):
+            if is_set:
+                raise ConfigError(f"{flag} needs --custom-rm-path, the function that it is about (docs/rewards.md)")
+    elif config.group_rm and config.reward_failure_score is not None:
+        raise ConfigError(
+            "--reward-failure-score cannot be used with --group-rm: where the function fails, its group is dropped"
+        )
