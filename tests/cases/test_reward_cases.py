@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from marked import marked
-from silva_command import AGENT, run_silva, show, write_script
+from silva_command import AGENT, run_silva, write_script
 
 from silva.cli.user_code import open_user_code
 from silva.config.options import RunConfig
 from silva.config.validate import validate
 from silva.rollout.user_function import UserCodeError, UserFunctionPool
+from silva.store.queries import counts, open_run
 from silva.types.errors import ConfigError
 
 ALONE = """
@@ -93,7 +94,10 @@ def test_rew_01_and_02_a_reward_function_fails_in_the_open_and_alone(tmp_path: P
     for row, (reason, told) in expected.items():
         assert rows[row]["reason"] == reason and rows[row]["session_id"] in rows[row]["error"], row
         assert told in rows[row]["error"], rows[row]["error"]
-    assert len(show(tmp_path / "run")["sessions"]) == 13, "no agent ran again for a judge that failed"
+    num_sessions = len((tmp_path / "run" / "samples" / "0.jsonl").read_text().splitlines())
+    assert num_sessions == 13, "no agent ran again for a judge that failed"
+        "no agent ran again for a judge that failed"
+    )
     printed = (tmp_path / "run" / "user_code.log").read_text()
     assert f"judged 4 {rows[4]['session_id']}" in printed and "judged 12" not in printed and "judged" not in done.stdout
 
@@ -125,7 +129,10 @@ give({"metadata": {"n": n, "slot": slot}, "reward": 7.0 if n < 3 else None})
     assert [item["reward"] for item in rows[0]] == [0.5, 1.5]
     assert [(item["reward"], item["helpers"]) for item in rows[1]] == [(7.0, {}), (0.75, {"clear": 0.5})]
     assert [item["reason"] for item in rows[4]] == ["reward_missing", "reward_invalid"]
-    prompts = show(tmp_path / "run")["counts"]["prompts"]
+    with open_run(tmp_path / "run") as conn:
+        prompts = counts(conn)["prompts"]
+        told = json.loads(conn.execute("SELECT input FROM prompts WHERE row = 1").fetchone()[0])
+    assert told == {"messages": [{"role": "user", "content": "q 1"}], "metadata": {"n": 1}, "label": {"right": 1}}
     assert prompts == {
         "delivered": {"none": 2},
         "dropped": {"group_reward_failed": 1, "group_reward_invalid": 1, "all_sessions_failed": 1},
