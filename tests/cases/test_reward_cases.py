@@ -96,8 +96,6 @@ def test_rew_01_and_02_a_reward_function_fails_in_the_open_and_alone(tmp_path: P
         assert told in rows[row]["error"], rows[row]["error"]
     num_sessions = len((tmp_path / "run" / "samples" / "0.jsonl").read_text().splitlines())
     assert num_sessions == 13, "no agent ran again for a judge that failed"
-        "no agent ran again for a judge that failed"
-    )
     printed = (tmp_path / "run" / "user_code.log").read_text()
     assert f"judged 4 {rows[4]['session_id']}" in printed and "judged 12" not in printed and "judged" not in done.stdout
 
