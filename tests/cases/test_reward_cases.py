@@ -42,6 +42,8 @@ def reward(args, sample):
         return {"score": 0.25, "style": True, "note": "fine"}
     if n == 7:
         os._exit(9)
+    if n == 13:
+        return float(len(sample.messages[0]["content"]) - (sample.name == "leaf-0"))
     return {2: None, 4: sample.response.count("o"), 8: math.nan, 9: {"other": 1}, 10: "1", 11: True}[n]
 """
 
@@ -74,10 +76,17 @@ def by_row(run_dir: Path) -> dict[int, list[dict]]:
 
 def test_rew_01_and_02_a_reward_function_fails_in_the_open_and_alone(tmp_path: Path, chatml_dir: Path) -> None:
     """Timers work in it; an error, no value, an endless loop, a sleep and a crash each fail their own session only."""
-    agent = 'ask(messages); give({"metadata": {"n": n}, "reward": 7.0 if n == 12 else None})'
-    done = rollout(tmp_path, chatml_dir, ALONE, agent, 13, "--reward-timeout-s", 0.7, "--reward-retries", 0)
+    agent = """
+ask(messages)
+if n == 13: ask(messages[:-1] + [{"role": "user", "content": "another question"}])
+give({"metadata": {"n": n}, "reward": 7.0 if n == 12 else None})
+"""
+    limits = ("--reward-timeout-s", 0.7, "--reward-retries", 0)
+    done = rollout(tmp_path, chatml_dir, ALONE, agent, 14, *limits, "--agentic-export", "leaves")
     assert done.returncode == 0, done.stderr
-    rows = {row: items[0] for row, items in by_row(tmp_path / "run").items()}
+    contexts = by_row(tmp_path / "run")
+    assert [(item["name"], item["reward"]) for item in contexts.pop(13)] == [("leaf-0", 3.0), ("leaf-1", 16.0)]
+    rows = {row: items[0] for row, items in contexts.items()}
     good = {row: item["reward"] for row, item in rows.items() if item["status"] == "exported"}
     assert good == {0: 2.0, 4: 2.0, 6: 0.25, 11: 1.0, 12: 7.0}
     assert rows[6]["helpers"] == {"style": 1.0}
@@ -94,8 +103,8 @@ def test_rew_01_and_02_a_reward_function_fails_in_the_open_and_alone(tmp_path: P
     for row, (reason, told) in expected.items():
         assert rows[row]["reason"] == reason and rows[row]["session_id"] in rows[row]["error"], row
         assert told in rows[row]["error"], rows[row]["error"]
-    num_sessions = len((tmp_path / "run" / "samples" / "0.jsonl").read_text().splitlines())
-    assert num_sessions == 13, "no agent ran again for a judge that failed"
+    num_contexts = len((tmp_path / "run" / "samples" / "0.jsonl").read_text().splitlines())
+    assert num_contexts == 15, "no agent ran again for a judge that failed"
     printed = (tmp_path / "run" / "user_code.log").read_text()
     assert f"judged 4 {rows[4]['session_id']}" in printed and "judged 12" not in printed and "judged" not in done.stdout
 
@@ -136,7 +145,8 @@ give({"metadata": {"n": n, "slot": slot}, "reward": 7.0 if n < 3 else None})
         "dropped": {"group_reward_failed": 1, "group_reward_invalid": 1, "all_sessions_failed": 1},
     }
     log = (tmp_path / "run" / "run.log").read_text()
-    assert "returned 1 values for 2 contexts of 2 sessions" in log and "RuntimeError: the judge is away" in log
+    assert "returned 1 values for 2 contexts of 2 sessions" in log and log.count("RuntimeError: the judge is away") == 2
+    assert "judge.reward, asked again" in log
     metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert metrics["rollout/rewards_overwritten"] == 3
     assert metrics["reward/latency_s/max"] > 0
