@@ -213,9 +213,8 @@ class RunConfig:
         "matching",
         "choice",
         "once",
-        "How often a turn shared by several contexts is trained.",
-        choices=("once",),
-        later_choices=("each",),
+        "How often a turn shared by several contexts is trained: once, with the mean of their credits, or in each.",
+        choices=("once", "each"),
     )
     agentic_codec: str = opt(
         "matching",
@@ -309,6 +308,21 @@ class RunConfig:
             "sapo",
             "ppo",
         ),
+    )
+    agentic_custom_advantage_path: str | None = opt(
+        "algorithm",
+        "str",
+        None,
+        "Function f(metadata_by_slot) that gives each context its credit, as module.function (docs/credit.md).",
+        metavar="PATH",
+    )
+    agentic_credit: str | None = opt(
+        "algorithm",
+        "choice",
+        None,
+        "What each of several contexts gets of its session's credit: all of it, or its share of the sampled tokens "
+        "(default: several contexts are refused in training).",
+        choices=("shared", "split"),
     )
     eps_clip: float = opt(
         "algorithm", "float", 0.2, "Lower clip distance of the policy ratio.", low=0, low_open=True, high=1
@@ -428,8 +442,6 @@ LATER: Mapping[str, tuple[str, str]] = {
     "custom_rm_path": ("1", "reward functions"),
     "group_rm": ("0", "group reward functions"),
     "reward_key": ("1", "reward objects"),
-    "agentic_custom_advantage_path": ("1", "custom advantages"),
-    "agentic_credit": ("1", "credit for several contexts"),
     "reward_timeout_s": ("1", "reward functions"),
     "reward_max_concurrency": ("1", "reward functions"),
     "log_passrate": ("0", "pass rates"),

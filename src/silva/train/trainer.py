@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silva.credit.grpo import assign_group_credit
+from silva.credit.grpo import CreditShare, GroupStats, assign_group_credit
 from silva.inference.engine import Engine
 from silva.rollout.evaluate import Evaluator
 from silva.rollout.groups import GroupResult
 from silva.rollout.metrics import rollout_metrics, staleness_metrics
 from silva.rollout.producer import Producer
 from silva.rollout.report import StepReport
+from silva.state.lineage import SharedPrefix
 from silva.store.ledger import RunLedger
 from silva.store.metrics import MetricsWriter
 from silva.train.checkpoint import checkpoint_dir, prune_checkpoints
@@ -32,6 +33,7 @@ class TrainerSettings:
     """`first_rollout` is 0, or where a resumed run goes on. `num_rollout` None: until the prompts are over.
 
     `global_batch_size` counts sessions of one optimizer step. Intervals count rollout steps; None is never.
+    `credit_share` None: the samples of the groups come with their credit.
     """
 
     run_dir: Path
@@ -39,6 +41,8 @@ class TrainerSettings:
     num_rollout: int | None
     global_batch_size: int
     std_normalization: bool
+    credit_share: CreditShare | None
+    shared_prefix: SharedPrefix
     eval_interval: int | None
     save_interval: int | None
     save_hf: Path | None
@@ -116,7 +120,7 @@ class Trainer:
             return False
         collected_s = time.monotonic()
         samples = [sample for group in groups for sample in group.samples]
-        credited, stats = assign_group_credit(samples, std_normalization=self._settings.std_normalization)
+        credited, stats = self._credit(samples)
         assert not stats.rejected, f"rewards were checked when the sessions ended: {stats.rejected}"
         num_sessions = len({sample.session_id for sample in credited})
         num_steps = max(1, round(num_sessions / self._settings.global_batch_size))
@@ -139,6 +143,18 @@ class Trainer:
         self._metrics.write(rollout_id, values)
         self._say(_step_line(rollout_id, values, results))
         return True
+
+    def _credit(self, samples: list[TrainingSample]) -> tuple[list[TrainingSample], GroupStats]:
+        """The samples with their credit: that of their groups' rewards, unless a function of the user gave it."""
+        settings = self._settings
+        if settings.credit_share is None:
+            return samples, GroupStats.of(samples)
+        return assign_group_credit(
+            samples,
+            std_normalization=settings.std_normalization,
+            share=settings.credit_share,
+            shared_prefix=settings.shared_prefix,
+        )
 
     def _write_ledger(self, rollout_id: int, groups: list[GroupResult], credited: list[TrainingSample]) -> None:
         self._ledger.set_credits(credited)
