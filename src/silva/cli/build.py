@@ -20,7 +20,7 @@ from silva.agent.environment import parse_agent_env
 from silva.agent.sweep import sweep_run
 from silva.config.options import RunConfig
 from silva.config.parse import write_config_file
-from silva.config.validate import min_group_size
+from silva.config.validate import check_token_budget, min_group_size
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, load_dataset
 from silva.gateway.answer import AnswerSettings
@@ -256,6 +256,13 @@ def context_limit(config: RunConfig, hf_dir: Path) -> int:
         return DEFAULT_CONTEXT_LEN  # a folder with a tokenizer alone is enough for a script
     limit = model.get("max_position_embeddings") if isinstance(model, dict) else None
     return limit if isinstance(limit, int) and limit > 1 else DEFAULT_CONTEXT_LEN
+
+
+def check_row_budget(config: RunConfig) -> None:
+    """ConfigError where --max-tokens-per-gpu cannot hold the longest context that the model allows."""
+    hf_dir = Path(str(config.hf_checkpoint))
+    if (hf_dir / "config.json").is_file():  # a folder without it is refused as a model, by its own name
+        check_token_budget(config, context_limit(config, hf_dir), f"the limit of the model in {hf_dir}")
 
 
 @asynccontextmanager

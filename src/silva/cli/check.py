@@ -13,6 +13,7 @@ from silva.agent.environment import withheld_names
 from silva.cli.build import (
     build_engine,
     check_model,
+    check_row_budget,
     group_settings,
     load_codec,
     load_parser,
@@ -94,6 +95,8 @@ def _check_options(config: RunConfig) -> str:
         reason = "silva train needs at least 2 samples a prompt"
     command = "rollout" if reason else "train"
     validate(config, command)
+    if command == "train":
+        check_row_budget(config)
     withheld = withheld_names()
     shown = f"; not given to agents: {', '.join(withheld)}" if withheld and not config.agent_env_clear else ""
     only = f" ({reason})" if reason else ""

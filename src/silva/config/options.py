@@ -240,6 +240,13 @@ class RunConfig:
         "Sessions of one optimizer step (default: --rollout-batch-size times --n-samples-per-prompt).",
         low=1,
     )
+    num_steps_per_rollout: int | None = opt(
+        "rollout",
+        "int",
+        None,
+        "Optimizer steps that the sessions of one rollout step are split into (default: by --global-batch-size).",
+        low=1,
+    )
     rollout_temperature: float = opt("rollout", "float", 1.0, "Sampling temperature; 0 is argmax.", low=0)
     rollout_top_p: float = opt(
         "rollout", "float", 1.0, "Sampling keeps the likeliest tokens up to this mass.", low=0, high=1, low_open=True
@@ -366,6 +373,19 @@ class RunConfig:
     micro_batch_size: int = opt(
         "training", "int", 1, "Samples of one packed row, which is one forward and backward pass.", low=1
     )
+    use_dynamic_batch_size: bool = opt(
+        "training",
+        "bool",
+        False,
+        "Pack as many samples into a row as --max-tokens-per-gpu allows, instead of --micro-batch-size.",
+    )
+    max_tokens_per_gpu: int | None = opt(
+        "training",
+        "int",
+        None,
+        "Most tokens of one packed row with --use-dynamic-batch-size; no sample may have more.",
+        low=1,
+    )
     # engines
     engine: str = opt(
         "engines",
@@ -466,9 +486,6 @@ LATER: Mapping[str, tuple[str, str]] = {
     "opd_coef": ("1", "distillation"),
     "opd_teacher": ("1", "distillation"),
     "warmup": ("1", "learning rate schedules"),
-    "use_dynamic_batch_size": ("0", "dynamic batching"),
-    "max_tokens_per_gpu": ("1", "dynamic batching"),
-    "num_steps_per_rollout": ("1", "dynamic batching"),
     "load_debug_rollout_data": ("1", "replayed rollouts"),
     "debug_rollout_only": ("0", "replayed rollouts"),
     "debug_train_only": ("0", "replayed rollouts"),
