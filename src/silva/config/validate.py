@@ -51,6 +51,7 @@ def validate(config: RunConfig, command: Command) -> None:
         )
     _check_groups(config, command)
     _check_packing(config)
+    _check_rewards(config)
     if config.save_hf is not None and Path(config.save_hf).exists() and not Path(config.save_hf).is_dir():
         raise ConfigError(f"--save-hf is {config.save_hf!r}, which is a file; it must name a folder")
     eval_sets(config)
@@ -262,4 +263,18 @@ def _check_num_steps(config: RunConfig, sessions: int) -> None:
         raise ConfigError(
             f"--num-steps-per-rollout {steps} and --global-batch-size {batch} disagree: of {sessions} sessions, "
             f"{steps} step(s) take {sessions // steps} each; leave one of the two out"
+        )
+
+
+def _check_rewards(config: RunConfig) -> None:
+    if config.custom_rm_path is None:
+        for flag, is_set in (
+            ("--group-rm", config.group_rm),
+            ("--reward-failure-score", config.reward_failure_score is not None),
+        ):
+            if is_set:
+                raise ConfigError(f"{flag} needs --custom-rm-path, the function that it is about (docs/rewards.md)")
+    elif config.group_rm and config.reward_failure_score is not None:
+        raise ConfigError(
+            "--reward-failure-score cannot be used with --group-rm: where the function fails, its group is dropped"
         )
