@@ -7,7 +7,7 @@ import asyncio
 from silva.agent.files import parse_output
 from silva.rollout.driver import implicit_records
 from silva.rollout.groups import Outcome, session_record
-from silva.state.lineage import ExportMode, build_samples
+from silva.state.lineage import ExportMode, SharedPrefix, build_samples
 from silva.state.session import Session
 from silva.store.ledger import RunLedger
 from silva.types.errors import SessionFailure
@@ -23,9 +23,10 @@ class OpenSessions:
     counts as ended when its rows are in the run's database.
     """
 
-    def __init__(self, ledger: RunLedger, export: ExportMode = "strict"):
+    def __init__(self, ledger: RunLedger, export: ExportMode = "strict", *, shared_prefix: SharedPrefix = "once"):
         self._ledger = ledger
         self._export: ExportMode = export
+        self._shared_prefix: SharedPrefix = shared_prefix
         self._num_opened = 0
 
     def opened(self, session: Session) -> None:
@@ -45,7 +46,13 @@ class OpenSessions:
         try:
             output = await asyncio.to_thread(parse_output, body)
             records = implicit_records(session, output, self._export)
-            samples = build_samples(session.forest, records, session_id=session.session_id, group_id=session.group_id)
+            samples = build_samples(
+                session.forest,
+                records,
+                session_id=session.session_id,
+                group_id=session.group_id,
+                shared_prefix=self._shared_prefix,
+            )
             outcome = Outcome.exported(samples)
         except SessionFailure as failure:
             outcome = Outcome.failed(failure)
