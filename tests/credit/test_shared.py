@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from contexts import context, forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from contexts import context, forked
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from silva.credit.grpo import assign_group_credit, token_shares

@@ -21,7 +21,7 @@ def context(
     trained: set[int] | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> TrainingSample:
-    """A context with these turns; those of nodes in `trained` (None: all) have mask 1. A turn's tokens are its node's."""
+    """A context with these turns; those of nodes in `trained` (None: all) have mask 1."""
     ids, mask, responses = [1] * PROMPT, [0] * PROMPT, []
     for node, length in turns:
         ids.append(2)
