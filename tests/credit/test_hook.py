@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,3 +139,19 @@ async def test_none_filters_the_group_and_an_error_of_the_function_drops_it() ->
     with pytest.raises(GroupEnd, match=r"my\.credit raised KeyError") as caught:
         await CustomAdvantage(fails, failed=_GaveNothing).assign(group())
     assert (caught.value.reason, caught.value.state) == ("custom_advantage_failed", "dropped")
+
+
+def test_the_function_of_the_docs_does_what_they_say() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "credit.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    module: dict[str, Any] = {}
+    exec(code, module)  # noqa: S102  our own example
+    samples = [
+        context("g-0", "main", TWO, metadata={"right": True}),
+        context("g-0", "searcher_0", ONE, metadata={"useful": 0.6}),
+        context("g-1", "main", TWO, metadata={"right": False}),
+    ]
+    assert read_credits(module["advantage_func"](hook_input(samples)), samples) == [0.5, 0.3, -0.5]
+    with pytest.raises(GroupEnd) as caught:
+        read_credits(module["advantage_func"](hook_input(samples[:2])), samples[:2])
+    assert caught.value.state == "filtered"
