@@ -145,7 +145,7 @@ def test_the_function_of_the_docs_does_what_they_say() -> None:
     text = (Path(__file__).parents[2] / "docs" / "credit.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     module: dict[str, Any] = {}
-    exec(code, module)  # noqa: S102  our own example
+    exec(code, module)
     samples = [
         context("g-0", "main", TWO, metadata={"right": True}),
         context("g-0", "searcher_0", ONE, metadata={"useful": 0.6}),
