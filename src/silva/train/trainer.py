@@ -42,12 +42,12 @@ class TrainerSettings:
     num_rollout: int | None
     global_batch_size: int
     std_normalization: bool
-    credit_share: CreditShare | None
-    shared_prefix: SharedPrefix
     eval_interval: int | None
     save_interval: int | None
     save_hf: Path | None
     num_steps: int | None = None
+    credit_share: CreditShare | None = "shared"
+    shared_prefix: SharedPrefix = "once"
     keep_checkpoints: int = 2
 
     def steps_of(self, num_sessions: int) -> int:
