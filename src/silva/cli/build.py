@@ -9,18 +9,26 @@ import logging
 import math
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from silva.agent.client import AgentRunner
 from silva.agent.environment import parse_agent_env
 from silva.agent.sweep import sweep_run
+from silva.cli.user_code import (
+    UserCode,
+    build_credit,
+    build_rewards,
+    has_custom_advantage,
+    open_user_code,
+    shared_prefix,
+)
 from silva.config.options import RunConfig
 from silva.config.parse import write_config_file
-from silva.config.validate import check_token_budget, min_group_size
+from silva.config.validate import check_token_budget, min_group_size, one_context_reason
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, load_dataset
 from silva.gateway.answer import AnswerSettings
@@ -37,7 +45,6 @@ from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
 from silva.rollout.open_sessions import OpenSessions
 from silva.rollout.producer import Producer, ProducerSettings
 from silva.rollout.report import StepReport
-from silva.rollout.rewards import OutputRewards
 from silva.state.codec import TurnCodec
 from silva.state.lineage import ExportMode
 from silva.state.parsers import TurnParser
@@ -78,6 +85,9 @@ class Runtime:
     server: GatewayServer
     recovered: Recovered | None
     stack: AsyncExitStack
+    user_code: UserCode
+    step_numbers: list[Callable[[], dict[str, float]]] = field(default_factory=list)
+    """Metrics of a rollout step that parts of the run counted since they were asked last."""
 
 
 def choose_run_dir(config: RunConfig) -> Path:
@@ -149,6 +159,17 @@ def group_settings(config: RunConfig, mode: Mode) -> GroupSettings:
         num_samples=config.n_samples_per_prompt if train else config.n_samples_per_eval_prompt,
         min_size=min_group_size(config) if train else 1,
         num_retries=config.agent_retries,
+        shared_prefix=shared_prefix(config),
+    )
+
+
+def trained_groups(config: RunConfig) -> GroupSettings:
+    """How the groups run whose samples the trainer takes."""
+    return replace(
+        group_settings(config, "train"),
+        text_only=True,
+        one_context=one_context_reason(config),
+        one_reward=not has_custom_advantage(config),
     )
 
 
@@ -168,7 +189,11 @@ def eval_concurrency(config: RunConfig) -> int:
 def load_prompts(config: RunConfig, path: Path) -> Dataset:
     """A dataset file under this run's keys."""
     dataset = load_dataset(
-        path, input_key=config.input_key, metadata_key=config.metadata_key, skip_bad_rows=config.skip_bad_rows
+        path,
+        input_key=config.input_key,
+        metadata_key=config.metadata_key,
+        label_key=config.label_key,
+        skip_bad_rows=config.skip_bad_rows,
     )
     if dataset.num_skipped:
         log.warning("dataset %s: %d broken rows were left out (--skip-bad-rows)", path, dataset.num_skipped)
@@ -294,6 +319,7 @@ async def open_runtime(
     run_id = run_id_of(run_dir)
     clock = SystemClock()
     async with AsyncExitStack() as stack:
+        user_code = await open_user_code(config, run_dir, run_id, stack)
         recovered: Recovered | None = None
         if recover_step is None:
             ledger = RunLedger(run_dir, clock=clock)
@@ -310,7 +336,7 @@ async def open_runtime(
         await engine.start()
         stack.push_async_callback(engine.close)
         exporter = Exporter(export_settings(config))
-        accounts = OpenSessions(ledger, exporter) if open_sessions else None
+        accounts = OpenSessions(ledger, exporter, shared_prefix=shared_prefix(config)) if open_sessions else None
         registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts, run_dir, record)
         ledger.event("run_start", {"run_id": run_id, "base_url": server.base_url, "resumed": recovered is not None})
         yield Runtime(
@@ -328,6 +354,7 @@ async def open_runtime(
             server=server,
             recovered=recovered,
             stack=stack,
+            user_code=user_code,
         )
         ledger.event("run_end")
         await asyncio.to_thread(ledger.flush)
@@ -404,8 +431,8 @@ def serving_counters(runtime: Runtime) -> dict[str, float]:
     return numbers
 
 
-async def open_groups(runtime: Runtime) -> tuple[GroupRunner, FailureBudget]:
-    """The runner process and what runs sessions through it."""
+async def open_groups(runtime: Runtime, *, credited: bool = False) -> tuple[GroupRunner, FailureBudget]:
+    """The runner process and what runs sessions through it. `credited`: the groups get their credit for training."""
     config = runtime.config
     assert config.agent_command is not None
     runner = AgentRunner(run_id=runtime.run_id, grace_s=TERM_GRACE_S, log_path=runtime.run_dir / "runner.log")
@@ -423,12 +450,15 @@ async def open_groups(runtime: Runtime) -> tuple[GroupRunner, FailureBudget]:
         start_timeout_s=config.agent_start_timeout or config.agent_timeout,
     )
     budget = FailureBudget(config.agent_max_failures)
+    rewards = build_rewards(config, runtime.user_code, runtime.codec.decode)
+    runtime.step_numbers.append(rewards.take_numbers)
     groups = GroupRunner(
         registry=runtime.registry,
         driver=ProcessDriver(runner, settings, runtime.clock, runtime.registry.end, runtime.exporter),
         ledger=runtime.ledger,
         budget=budget,
-        rewards=OutputRewards(),
+        rewards=rewards,
+        credit=build_credit(config, runtime.user_code) if credited else None,
         on_scored=runtime.view.scored,
     )
     return groups, budget
@@ -459,7 +489,7 @@ def build_producer(
         settings=ProducerSettings(
             batch_size=config.rollout_batch_size, concurrency=train_concurrency(config), replace=replace_dropped
         ),
-        group_settings=replace(group_settings(config, "train"), text_only=replace_dropped),
+        group_settings=trained_groups(config) if replace_dropped else group_settings(config, "train"),
         issued={prompt.prompt_id: prompt.num_groups for prompt in pending},
         on_step=runtime.view.begin_step,
     )
@@ -471,5 +501,9 @@ def build_report(runtime: Runtime) -> StepReport:
         run_dir=runtime.run_dir,
         ledger=runtime.ledger,
         dump_path=runtime.config.save_debug_rollout_data,
-        counters=lambda: serving_counters(runtime),
+        counters=lambda: {**serving_counters(runtime), **_step_numbers(runtime)},
     )
+
+
+def _step_numbers(runtime: Runtime) -> dict[str, float]:
+    return {name: value for numbers in runtime.step_numbers for name, value in numbers().items()}

@@ -213,9 +213,8 @@ class RunConfig:
         "matching",
         "choice",
         "once",
-        "How often a turn shared by several contexts is trained.",
-        choices=("once",),
-        later_choices=("each",),
+        "How often a turn shared by several contexts is trained: once, with the mean of their credits, or in each.",
+        choices=("once", "each"),
     )
     agentic_codec: str = opt(
         "matching",
@@ -283,6 +282,9 @@ class RunConfig:
     prompt_data: str | None = opt("data", "str", None, "JSON Lines file of prompts.", metavar="FILE")
     input_key: str = opt("data", "str", "input", "Row key of the text or message list.", metavar="KEY")
     metadata_key: str = opt("data", "str", "metadata", "Row key of the metadata object.", metavar="KEY")
+    label_key: str | None = opt(
+        "data", "str", None, "Row key of what only those who judge a session get, any JSON value.", metavar="KEY"
+    )
     skip_bad_rows: bool = opt("data", "bool", False, "Count and drop broken rows instead of refusing the file.")
     # eval
     eval_interval: int | None = opt(
@@ -302,14 +304,42 @@ class RunConfig:
     eval_reward_key: str | None = opt(
         "eval", "str", None, "Entry of reward objects that counts in eval (default: --reward-key).", metavar="KEY"
     )
-    # algorithm
-    reward_key: str | None = opt(
-        "algorithm",
+    # reward
+    custom_rm_path: str | None = opt(
+        "reward",
         "str",
         None,
-        "Entry of a reward object that is the reward; its other numbers are kept beside it.",
-        metavar="KEY",
+        "Function f(args, sample) that rewards contexts without a reward, as module.function (docs/rewards.md).",
+        metavar="PATH",
     )
+    group_rm: bool = opt("reward", "bool", False, "Call --custom-rm-path once for a whole group, as f(args, samples).")
+    reward_key: str | None = opt(
+        "reward", "str", None, "Entry of reward objects that is the reward; the others are metrics.", metavar="KEY"
+    )
+    reward_timeout_s: float = opt(
+        "reward",
+        "float",
+        30.0,
+        "Most seconds of one call of a function of yours.",
+        metavar="SECONDS",
+        low=0,
+        low_open=True,
+    )
+    reward_max_concurrency: int = opt(
+        "reward", "int", 64, "Calls of functions of yours at once; sync ones at most 4 a core.", low=1
+    )
+    reward_retries: int = opt(
+        "reward", "int", 1, "How often a reward function that raised, hung or crashed is asked again.", low=0
+    )
+    reward_failure_score: float | None = opt(
+        "reward",
+        "float",
+        None,
+        "Reward where the function failed after its retries (default: the session fails).",
+        low=-1e30,
+        high=1e30,
+    )
+    # algorithm
     advantage_estimator: str = opt(
         "algorithm",
         "choice",
@@ -326,6 +356,21 @@ class RunConfig:
             "sapo",
             "ppo",
         ),
+    )
+    agentic_custom_advantage_path: str | None = opt(
+        "algorithm",
+        "str",
+        None,
+        "Function f(metadata_by_slot) that gives each context its credit, as module.function (docs/credit.md).",
+        metavar="PATH",
+    )
+    agentic_credit: str | None = opt(
+        "algorithm",
+        "choice",
+        None,
+        "What each of several contexts gets of its session's credit: all of it, or its share of the sampled tokens "
+        "(default: several contexts are refused in training).",
+        choices=("shared", "split"),
     )
     eps_clip: float = opt(
         "algorithm", "float", 0.2, "Lower clip distance of the policy ratio.", low=0, low_open=True, high=1
@@ -451,15 +496,8 @@ LATER: Mapping[str, tuple[str, str]] = {
     "max_sample_staleness": ("1", "asynchronous rollout"),
     "max_token_staleness": ("1", "off-policy masks"),
     "mask_offpolicy_in_partial_rollout": ("0", "partial rollout"),
-    "label_key": ("1", "reward functions"),
     "tool_key": ("1", "dataset tools"),
     "multimodal_keys": ("1", "images"),
-    "custom_rm_path": ("1", "reward functions"),
-    "group_rm": ("0", "group reward functions"),
-    "agentic_custom_advantage_path": ("1", "custom advantages"),
-    "agentic_credit": ("1", "credit for several contexts"),
-    "reward_timeout_s": ("1", "reward functions"),
-    "reward_max_concurrency": ("1", "reward functions"),
     "log_passrate": ("0", "pass rates"),
     "kl_coef": ("1", "KL terms"),
     "use_kl_loss": ("0", "KL terms"),
