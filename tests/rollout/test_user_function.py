@@ -170,7 +170,7 @@ async def test_what_user_code_started_ends_with_its_worker_and_with_the_pool(fol
         children = await pool.check("rewards.children", "--x", ("args", "sample"))
         hangs = await pool.check("rewards.hangs", "--x", ("args", "sample"))
         child = await children(0, 0)
-        assert child in marked(f"run-{folder.name}-code")
+        await asyncio.to_thread(eventually, lambda: child in marked(f"run-{folder.name}-code"))
         worker = pool.pids
         with pytest.raises(UserCodeError, match=r"more than 0\.3 s"):
             await hangs(0, 0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from silva.agent.files import parse_output
-from silva.rollout.driver import implicit_records
+from silva.rollout.driver import export_session
+from silva.rollout.export import Exporter
 from silva.rollout.groups import Outcome, session_record
-from silva.state.lineage import ExportMode, SharedPrefix, build_samples
+from silva.state.lineage import SharedPrefix, build_samples
 from silva.state.session import Session
 from silva.store.ledger import RunLedger
 from silva.types.errors import SessionFailure
@@ -23,9 +23,9 @@ class OpenSessions:
     counts as ended when its rows are in the run's database.
     """
 
-    def __init__(self, ledger: RunLedger, export: ExportMode = "strict", *, shared_prefix: SharedPrefix = "once"):
+    def __init__(self, ledger: RunLedger, exporter: Exporter | None = None, shared_prefix: SharedPrefix = "once"):
         self._ledger = ledger
-        self._export: ExportMode = export
+        self._exporter = exporter or Exporter()
         self._shared_prefix: SharedPrefix = shared_prefix
         self._num_opened = 0
 
@@ -44,8 +44,7 @@ class OpenSessions:
         """Export a finished session. A failed export is an answer too, never an error of the request."""
         session.output = body or None
         try:
-            output = await asyncio.to_thread(parse_output, body)
-            records = implicit_records(session, output, self._export)
+            records = await asyncio.to_thread(export_session, self._exporter, session)
             samples = build_samples(
                 session.forest,
                 records,
