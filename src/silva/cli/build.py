@@ -336,7 +336,7 @@ async def open_runtime(
         await engine.start()
         stack.push_async_callback(engine.close)
         exporter = Exporter(export_settings(config))
-        accounts = OpenSessions(ledger, exporter, shared_prefix(config)) if open_sessions else None
+        accounts = OpenSessions(ledger, exporter, shared_prefix=shared_prefix(config)) if open_sessions else None
         registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts, run_dir, record)
         ledger.event("run_start", {"run_id": run_id, "base_url": server.base_url, "resumed": recovered is not None})
         yield Runtime(

@@ -23,7 +23,7 @@ class OpenSessions:
     counts as ended when its rows are in the run's database.
     """
 
-    def __init__(self, ledger: RunLedger, exporter: Exporter | None = None, shared_prefix: SharedPrefix = "once"):
+    def __init__(self, ledger: RunLedger, exporter: Exporter | None = None, *, shared_prefix: SharedPrefix = "once"):
         self._ledger = ledger
         self._exporter = exporter or Exporter()
         self._shared_prefix: SharedPrefix = shared_prefix
