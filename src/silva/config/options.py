@@ -273,7 +273,7 @@ class RunConfig:
         "async", "int", 1, "Rollout steps between weight updates; only 1 is built.", low=1
     )
     # data
-    prompt_data: str | None = opt("data", "str", None, "JSON Lines file of prompts.", metavar="FILE")
+    prompt_data: str | None = opt("data", "str", None, "JSON Lines or Parquet file of prompts.", metavar="FILE")
     input_key: str = opt("data", "str", "input", "Row key of the text or message list.", metavar="KEY")
     metadata_key: str = opt("data", "str", "metadata", "Row key of the metadata object.", metavar="KEY")
     skip_bad_rows: bool = opt("data", "bool", False, "Count and drop broken rows instead of refusing the file.")
@@ -281,7 +281,9 @@ class RunConfig:
     eval_interval: int | None = opt(
         "eval", "int", None, "Evaluate every N rollout steps, before the first and at the end (default: never).", low=1
     )
-    eval_prompt_data: list[str] = opt("eval", "list", [], "Pairs of a name and a JSON Lines file.", metavar="NAME PATH")
+    eval_prompt_data: list[str] = opt(
+        "eval", "list", [], "Pairs of a name and a JSON Lines or Parquet file.", metavar="NAME PATH"
+    )
     n_samples_per_eval_prompt: int = opt("eval", "int", 1, "Sessions of one eval prompt.", low=1)
     eval_temperature: float | None = opt(
         "eval", "float", None, "Sampling temperature in eval (default: --rollout-temperature).", low=0
@@ -393,12 +395,28 @@ class RunConfig:
         later_choices=("disk", "nccl", "gloo"),
     )
     # records
+    log_passrate: bool = opt(
+        "records", "bool", False, "Add pass@k to the metrics: how likely one of k sessions of a prompt has reward 1."
+    )
     save_debug_rollout_data: str | None = opt(
         "records",
         "str",
         None,
         "File for each rollout's samples as JSON lines; {rollout_id} in the path stands for the step.",
         metavar="FILE",
+    )
+    load_debug_rollout_data: str | None = opt(
+        "records",
+        "str",
+        None,
+        "Train on the recorded samples of such files instead of running agents; needs {rollout_id} in the path too.",
+        metavar="FILE",
+    )
+    debug_train_only: bool = opt(
+        "records", "bool", False, "Start no engine, gateway or agent: what --load-debug-rollout-data does by itself."
+    )
+    debug_rollout_only: bool = opt(
+        "records", "bool", False, "silva train: collect groups and credit as in training, but update nothing."
     )
 
 
@@ -432,7 +450,6 @@ LATER: Mapping[str, tuple[str, str]] = {
     "agentic_credit": ("1", "credit for several contexts"),
     "reward_timeout_s": ("1", "reward functions"),
     "reward_max_concurrency": ("1", "reward functions"),
-    "log_passrate": ("0", "pass rates"),
     "kl_coef": ("1", "KL terms"),
     "use_kl_loss": ("0", "KL terms"),
     "kl_loss_coef": ("1", "KL terms"),
@@ -457,9 +474,6 @@ LATER: Mapping[str, tuple[str, str]] = {
     "use_dynamic_batch_size": ("0", "dynamic batching"),
     "max_tokens_per_gpu": ("1", "dynamic batching"),
     "num_steps_per_rollout": ("1", "dynamic batching"),
-    "load_debug_rollout_data": ("1", "replayed rollouts"),
-    "debug_rollout_only": ("0", "replayed rollouts"),
-    "debug_train_only": ("0", "replayed rollouts"),
     "tensorboard": ("0", "metric writers"),
     "wandb_project": ("1", "metric writers"),
     "ray": ("0", "clusters"),

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from silva.credit.grpo import assign_group_credit
 from silva.inference.engine import Engine
 from silva.rollout.evaluate import Evaluator
 from silva.rollout.groups import GroupResult
 from silva.rollout.metrics import rollout_metrics, staleness_metrics
-from silva.rollout.producer import Producer
 from silva.rollout.report import StepReport
+from silva.rollout.tally import StepGroups
 from silva.store.ledger import RunLedger
 from silva.store.metrics import MetricsWriter
 from silva.train.checkpoint import checkpoint_dir, prune_checkpoints
@@ -42,33 +42,46 @@ class TrainerSettings:
     eval_interval: int | None
     save_interval: int | None
     save_hf: Path | None
+    passrate: bool = False
     keep_checkpoints: int = 2
+
+
+class GroupSource(Protocol):
+    """Where the groups of a rollout step come from: agents that run now, or a record of some that ran."""
+
+    async def collect(self, rollout_id: int) -> StepGroups:
+        """The groups of one step; none that counts when there is nothing left."""
+        ...
 
 
 class Trainer:
     """One rollout step after the other, each with its update: staleness is 0.
 
-    Consumes groups of the Producer; produces weight versions (version n has seen n rollout steps), ledger ends
+    Consumes groups of its source; produces weight versions (version n has seen n rollout steps), ledger ends
     `trained`, metrics and checkpoints. The ledger is on the disk before a checkpoint that depends on it is written,
     so that a resumed run trains no prompt twice.
+
+    Without `policy` nothing is trained: the groups get their credit and end as `delivered`. Without `engine` the new
+    weights go nowhere, and without `ledger` and `report` nothing but metrics and checkpoints is written: such is a run
+    over recorded groups.
     """
 
     def __init__(
         self,
         *,
-        policy: PolicyTrainer,
-        engine: Engine,
-        producer: Producer,
+        policy: PolicyTrainer | None,
+        engine: Engine | None,
+        source: GroupSource,
         evaluator: Evaluator | None,
-        ledger: RunLedger,
+        ledger: RunLedger | None,
         metrics: MetricsWriter,
-        report: StepReport,
+        report: StepReport | None,
         settings: TrainerSettings,
         say: Callable[[str], None],
     ):
         self._policy = policy
         self._engine = engine
-        self._producer = producer
+        self._source = source
         self._evaluator = evaluator
         self._ledger = ledger
         self._metrics = metrics
@@ -103,6 +116,7 @@ class Trainer:
             if settings.save_interval and saved != rollout_id and rollout_id > settings.first_rollout:
                 await self._save(rollout_id)
             if settings.save_hf is not None:
+                assert self._policy is not None
                 await self._in_thread(self._policy.save_hf, settings.save_hf)
                 self._say(f"weights in Hugging Face form: {settings.save_hf}")
         finally:
@@ -111,38 +125,52 @@ class Trainer:
     async def _step(self, rollout_id: int) -> bool:
         """One rollout step and its update. False when there was no prompt left."""
         started_s = time.monotonic()
-        groups = await self._producer.collect(rollout_id)
+        step = await self._source.collect(rollout_id)
+        groups = step.groups
         if not groups:
             return False
         collected_s = time.monotonic()
         samples = [sample for group in groups for sample in group.samples]
         credited, stats = assign_group_credit(samples, std_normalization=self._settings.std_normalization)
         assert not stats.rejected, f"rewards were checked when the sessions ended: {stats.rejected}"
-        num_sessions = len({sample.session_id for sample in credited})
-        num_steps = max(1, round(num_sessions / self._settings.global_batch_size))
-        results = await self._in_thread(lambda: self._policy.train_rollout(credited, num_steps=num_steps))
-        weights = await self._in_thread(self._policy.state_dict_for_engine)
-        await self._engine.load_weights(weights, version=rollout_id + 1)
+        results = await self._update(rollout_id, credited)
         trained_s = time.monotonic()
         self._write_ledger(rollout_id, groups, credited)
         values = {
-            **rollout_metrics(groups),
+            **rollout_metrics(step, passrate=self._settings.passrate),
             **stats.metrics(),
             **staleness_metrics(credited, version=rollout_id),
-            **_mean_metrics(results),
+            **(_mean_metrics(results) if results else {}),
             "perf/step_s": trained_s - started_s,
             "perf/rollout_s": collected_s - started_s,
             "perf/train_s": trained_s - collected_s,
             "perf/tokens_per_s": sum(len(sample.token_ids) for sample in credited) / (trained_s - started_s),
         }
-        values |= await self._report.finish(rollout_id)
+        if self._report is not None:
+            values |= await self._report.finish(rollout_id)
         self._metrics.write(rollout_id, values)
         self._say(_step_line(rollout_id, values, results))
         return True
 
+    async def _update(self, rollout_id: int, credited: list[TrainingSample]) -> list[StepResult]:
+        """The optimizer steps of one rollout, and the new weights to the engine."""
+        policy = self._policy
+        if policy is None:
+            return []
+        num_sessions = len({sample.session_id for sample in credited})
+        num_steps = max(1, round(num_sessions / self._settings.global_batch_size))
+        results = await self._in_thread(lambda: policy.train_rollout(credited, num_steps=num_steps))
+        if self._engine is not None:
+            weights = await self._in_thread(policy.state_dict_for_engine)
+            await self._engine.load_weights(weights, version=rollout_id + 1)
+        return results
+
     def _write_ledger(self, rollout_id: int, groups: list[GroupResult], credited: list[TrainingSample]) -> None:
+        if self._ledger is None:
+            return
         self._ledger.set_credits(credited)
-        self._ledger.end_prompts([group.prompt.prompt_id for group in groups], "trained", step=rollout_id)
+        state = "delivered" if self._policy is None else "trained"
+        self._ledger.end_prompts([group.prompt.prompt_id for group in groups], state, step=rollout_id)
 
     async def _evaluate(self, rollout_id: int, *, last: bool = False) -> None:
         if self._evaluator is None:
@@ -158,11 +186,14 @@ class Trainer:
 
     async def _save(self, next_rollout: int) -> None:
         """A checkpoint after `next_rollout` steps; the ledger it depends on is on the disk first."""
-        await asyncio.wrap_future(self._ledger.flush_future())
+        policy = self._policy
+        assert policy is not None
+        if self._ledger is not None:
+            await asyncio.wrap_future(self._ledger.flush_future())
         root = self._settings.run_dir / "checkpoints"
         folder = checkpoint_dir(root, next_rollout)
         extra: dict[str, Any] = {"next_rollout": next_rollout}
-        await self._in_thread(lambda: self._policy.save_checkpoint(folder, step=next_rollout - 1, extra=extra))
+        await self._in_thread(lambda: policy.save_checkpoint(folder, step=next_rollout - 1, extra=extra))
         await self._in_thread(prune_checkpoints, root, self._settings.keep_checkpoints)
         self.saved_rollout = next_rollout
         log.info("checkpoint %s", folder)
@@ -185,8 +216,9 @@ def _mean_metrics(results: list[StepResult]) -> dict[str, float]:
 def _step_line(rollout_id: int, values: dict[str, float], results: list[StepResult]) -> str:
     skipped = [result.reason for result in results if result.reason is not None]
     note = f"  skipped: {', '.join(skipped)}" if skipped else ""
+    loss = f"  loss {values.get('train/loss', float('nan')):.4f}" if results else ""
+    train = f"  train {values['perf/train_s']:.1f} s" if results else ""
     return (
-        f"step {rollout_id}: reward {values.get('rollout/raw_reward', float('nan')):.3f}  "
-        f"loss {values.get('train/loss', float('nan')):.4f}  sessions {values['rollout/num_sessions']:.0f}  "
-        f"rollout {values['perf/rollout_s']:.1f} s  train {values['perf/train_s']:.1f} s{note}"
+        f"step {rollout_id}: reward {values.get('rollout/raw_reward', float('nan')):.3f}{loss}  "
+        f"sessions {values['rollout/num_sessions']:.0f}  rollout {values['perf/rollout_s']:.1f} s{train}{note}"
     )
