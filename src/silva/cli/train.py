@@ -42,7 +42,7 @@ ALL = 1 << 40
 """More prompts than a step can have: recorded steps are as large as they are."""
 
 if TYPE_CHECKING:
-    from silva.train.policy import PolicyConfig
+    from silva.train.policy import PolicyConfig, PolicyTrainer
     from silva.train.trainer import TrainerSettings
 
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     run_dir = choose_run_dir(config) if resumed is None else resumed.absolute()
     config = replace(config, run_dir=str(run_dir))
     if trains_on_records(config):
-        prepare()
+        prepare(decodes=False)
         with RunView(run_dir / "run.log") as view:
             return run_async(lambda: _train_on_records(config, view, run_dir))
     assert config.prompt_data is not None
@@ -87,13 +87,10 @@ async def _train(
     config: RunConfig, view: RunView, run_dir: Path, dataset: Dataset, evals: dict[str, Dataset], *, resume: bool
 ) -> int:
     from silva.train.checkpoint import latest_checkpoint
-    from silva.train.policy import PolicyTrainer
     from silva.train.trainer import Trainer
 
     folder = latest_checkpoint(run_dir / "checkpoints") if resume else None
-    policy: PolicyTrainer | None = None
-    if not config.debug_rollout_only:
-        policy = await asyncio.to_thread(PolicyTrainer, str(config.hf_checkpoint), policy_config(config))
+    policy = None if config.debug_rollout_only else await _policy(config)
     first = 0
     if folder is not None:
         assert policy is not None
@@ -128,7 +125,6 @@ async def _train(
 
 async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> int:
     """Training on the dumps of another run. Neither prompts nor sessions exist here, so there is no run ledger."""
-    from silva.train.policy import PolicyTrainer
     from silva.train.trainer import Trainer
 
     used = [name for name in (DB_NAME, METRICS_NAME) if (run_dir / name).exists()]
@@ -139,7 +135,7 @@ async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> 
         write_config_file(config, run_dir / "config.toml")
         view.say(f"run folder: {run_dir}; training on {config.load_debug_rollout_data}, without agents")
         trainer = Trainer(
-            policy=await asyncio.to_thread(PolicyTrainer, str(config.hf_checkpoint), policy_config(config)),
+            policy=await _policy(config),
             engine=None,
             source=RecordedGroups(config.load_debug_rollout_data, num_rollout=config.num_rollout),
             evaluator=None,
@@ -152,6 +148,12 @@ async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> 
         await trainer.run()
     view.say(f"done; the numbers are in {run_dir / METRICS_NAME}")
     return 0
+
+
+async def _policy(config: RunConfig) -> PolicyTrainer:
+    from silva.train.policy import PolicyTrainer
+
+    return await asyncio.to_thread(PolicyTrainer, str(config.hf_checkpoint), policy_config(config))
 
 
 def _evaluator(

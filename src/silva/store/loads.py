@@ -83,19 +83,16 @@ class _Line:
     """One JSON object, whose fields are read with their type checked."""
 
     def __init__(self, path: Path, number: int, document: JsonObject):
-        self._where = f"{path}, line {number}"
+        self.where = f"{path}, line {number}"
         self._document = document
 
     def wrong(self, name: str, rule: str) -> DatasetError:
-        return DatasetError(f"{self._where}: {name} is {reprlib.repr(self._document.get(name))}; {rule}")
-
-    def refused(self, error: Exception) -> DatasetError:
-        return DatasetError(f"{self._where}: {error}")
+        return DatasetError(f"{self.where}: {name} is {reprlib.repr(self._document.get(name))}; {rule}")
 
     def any(self, name: str) -> Any:
         if name not in self._document:
             raise DatasetError(
-                f"{self._where}: it has no {name!r}; a dump of this version of Silva is needed "
+                f"{self.where}: it has no {name!r}; a dump of this version of Silva is needed "
                 "(--save-debug-rollout-data)"
             )
         return self._document[name]
@@ -155,7 +152,7 @@ class _Line:
         values = self._typed(name, lambda value: isinstance(value, list), "it must be a list")
         for index, value in enumerate(values):
             if not fits(value):
-                raise DatasetError(f"{self._where}: {name}[{index}] is {reprlib.repr(value)}; it must be {what}")
+                raise DatasetError(f"{self.where}: {name}[{index}] is {reprlib.repr(value)}; it must be {what}")
         return values
 
 
@@ -231,26 +228,28 @@ def _session(line: _Line, session_id: str) -> RecordedSession:
 
 
 def _sample(line: _Line) -> TrainingSample:
-    spans = line.triples("weight_spans")
-    responses = line.triples("responses")
+    fields: dict[str, Any] = {
+        "session_id": line.text("session_id"),
+        "group_id": line.text("group_id"),
+        "name": line.text_or_none("name"),
+        "node_id": line.whole("node_id"),
+        "prompt_len": line.whole("prompt_len"),
+        "token_ids": line.wholes("token_ids"),
+        "loss_mask": line.bits("loss_mask"),
+        "logprobs": line.numbers("logprobs"),
+        "kept_mass": line.numbers("kept_mass"),
+        "reward": line.number_or_none("reward"),
+        "helpers": line.numbers_by_name("helpers"),
+        "truncated": line.flag("truncated"),
+        "metadata": line.object("metadata"),
+        "images": tuple(line.texts("images")),
+    }
+    spans, responses = line.triples("weight_spans"), line.triples("responses")
     try:
         return TrainingSample(
-            session_id=line.text("session_id"),
-            group_id=line.text("group_id"),
-            name=line.text_or_none("name"),
-            node_id=line.whole("node_id"),
-            prompt_len=line.whole("prompt_len"),
-            token_ids=line.wholes("token_ids"),
-            loss_mask=line.bits("loss_mask"),
-            logprobs=line.numbers("logprobs"),
-            kept_mass=line.numbers("kept_mass"),
             version_spans=tuple(VersionSpan(start=a, length=n, version=v) for a, n, v in spans),
             responses=tuple(ResponseSpan(node_id=node_id, start=a, length=n) for node_id, a, n in responses),
-            reward=line.number_or_none("reward"),
-            helpers=line.numbers_by_name("helpers"),
-            truncated=line.flag("truncated"),
-            metadata=line.object("metadata"),
-            images=tuple(line.texts("images")),
+            **fields,
         )
     except ValueError as error:
-        raise line.refused(error) from error
+        raise DatasetError(f"{line.where}: {error}") from error

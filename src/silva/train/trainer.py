@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from silva.credit.grpo import assign_group_credit
 from silva.inference.engine import Engine
@@ -21,8 +21,10 @@ from silva.rollout.tally import StepGroups
 from silva.store.ledger import RunLedger
 from silva.store.metrics import MetricsWriter
 from silva.train.checkpoint import checkpoint_dir, prune_checkpoints
-from silva.train.policy import PolicyTrainer, StepResult
 from silva.types.rollout import TrainingSample
+
+if TYPE_CHECKING:  # they need torch, and a run that only collects does not
+    from silva.train.policy import PolicyTrainer, StepResult
 
 log = logging.getLogger("silva.train")
 
