@@ -24,7 +24,7 @@ from silva.cli.loop import run_async
 from silva.cli.replay import run_replay
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
-from silva.config.validate import eval_sets, validate
+from silva.config.validate import eval_sets, trains_on_records, validate
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
@@ -86,7 +86,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_options(config: RunConfig) -> str:
     reason = ""
-    if config.engine == "sglang":
+    if trains_on_records(config):
+        validate(config, "train")
+        return "fit for silva train on recorded rollouts"
+    if config.engine == "sglang" and not config.debug_rollout_only:
         reason = "silva train needs another --engine"
     elif config.agentic_export == "leaves":
         reason = "silva train cannot take --agentic-export leaves yet"

@@ -245,6 +245,10 @@ def _sample(line: _Line) -> TrainingSample:
         "images": tuple(line.texts("images")),
     }
     spans, responses = line.triples("weight_spans"), line.triples("responses")
+    if all(version < 0 for _, _, version in spans):
+        raise line.wrong("weight_spans", "none of them names the weights that sampled it")
+    if any(fields["loss_mask"][: fields["prompt_len"]]):
+        raise line.wrong("prompt_len", "loss_mask is 1 before it, so the prompt is shorter")
     try:
         return TrainingSample(
             version_spans=tuple(VersionSpan(start=a, length=n, version=v) for a, n, v in spans),
