@@ -13,6 +13,7 @@ from silva.cli.build import (
     Runtime,
     build_producer,
     build_report,
+    check_row_budget,
     choose_run_dir,
     eval_concurrency,
     group_settings,
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     base = None if resumed is None else read_config_file(_config_of(resumed))
     config = resolve(args, base=base)
     validate(config, "train")
+    check_row_budget(config)
     if resumed is not None:
         _refuse_other_runs(resumed, config)
     run_dir = choose_run_dir(config) if resumed is None else resumed.absolute()
@@ -182,6 +184,7 @@ def _trainer_settings(config: RunConfig, run_dir: Path, first: int) -> TrainerSe
         first_rollout=first,
         num_rollout=config.num_rollout,
         global_batch_size=config.global_batch_size or num_sessions,
+        num_steps=config.num_steps_per_rollout,
         std_normalization=not config.disable_grpo_std_normalization,
         eval_interval=config.eval_interval,
         save_interval=config.save_interval,
@@ -208,6 +211,7 @@ def policy_config(config: RunConfig) -> PolicyConfig:
         ),
         temperature=config.rollout_temperature,
         micro_batch_size=config.micro_batch_size,
+        max_tokens=config.max_tokens_per_gpu,
         reduction=reduction,  # pyright: ignore[reportArgumentType]  checked by the option's choices
         max_response_len=config.rollout_max_response_len,
         num_threads=num_threads(Path(str(config.hf_checkpoint))),

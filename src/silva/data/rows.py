@@ -45,18 +45,22 @@ class Dataset:
         return indices
 
 
-def load_dataset(path: Path, *, input_key: str, metadata_key: str, skip_bad_rows: bool = False) -> Dataset:
+def load_dataset(
+    path: Path, *, input_key: str, metadata_key: str, label_key: str | None = None, skip_bad_rows: bool = False
+) -> Dataset:
     """Read a JSON Lines file, or a Parquet file where the path ends in `.parquet`.
 
-    A row needs a text or message list under `input_key`, an object under `metadata_key`, or both. Raises DatasetError
-    with the first ten broken lines, unless `skip_bad_rows` drops and counts them.
+    A row needs a text or message list under `input_key`, an object under `metadata_key`, or both; its label is whatever
+    stands under `label_key`, else None. Raises DatasetError with the first ten broken lines, unless `skip_bad_rows`
+    drops and counts them.
     """
     rows: list[Row] = []
     errors: list[str] = []
     for number, text in _lines(path):
         try:
             row = _read_object(text)
-            rows.append(Row(line=number, input=_read_input(row, input_key, metadata_key)))
+            label = None if label_key is None else row.get(label_key)
+            rows.append(Row(line=number, input=_read_input(row, input_key, metadata_key), label=label))
         except ValueError as error:
             errors.append(f"{'row' if _is_parquet(path) else 'line'} {number}: {error}")
     if errors and not skip_bad_rows:

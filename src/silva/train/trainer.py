@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,7 +33,8 @@ log = logging.getLogger("silva.train")
 class TrainerSettings:
     """`first_rollout` is 0, or where a resumed run goes on. `num_rollout` None: until the prompts are over.
 
-    `global_batch_size` counts sessions of one optimizer step. Intervals count rollout steps; None is never.
+    `global_batch_size` counts sessions of one optimizer step; where set, `num_steps` says how many of these a rollout
+    step has. Intervals count rollout steps; None is never.
     """
 
     run_dir: Path
@@ -45,7 +46,28 @@ class TrainerSettings:
     save_interval: int | None
     save_hf: Path | None
     passrate: bool = False
+    num_steps: int | None = None
     keep_checkpoints: int = 2
+
+    def steps_of(self, num_sessions: int) -> int:
+        """Optimizer steps on a rollout that yielded so many sessions: failures make them fewer or smaller."""
+        if self.num_steps is not None:
+            return max(1, min(self.num_steps, num_sessions))
+        return max(1, round(num_sessions / self.global_batch_size))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Update:
+    """The optimizer steps of a rollout step; none where nothing is trained."""
+
+    trained: list[TrainingSample]
+    num_too_long: int = 0
+    results: list[StepResult] = field(default_factory=list["StepResult"])
+
+    def metrics(self) -> dict[str, float]:
+        if not self.results:
+            return {}
+        return {**_mean_metrics(self.results), "train/too_long_samples": float(self.num_too_long)}
 
 
 class GroupSource(Protocol):
@@ -135,37 +157,37 @@ class Trainer:
         samples = [sample for group in groups for sample in group.samples]
         credited, stats = assign_group_credit(samples, std_normalization=self._settings.std_normalization)
         assert not stats.rejected, f"rewards were checked when the sessions ended: {stats.rejected}"
-        results = await self._update(rollout_id, credited)
+        update = await self._update(rollout_id, credited)
         trained_s = time.monotonic()
         self._write_ledger(rollout_id, groups, credited)
         values = {
             **rollout_metrics(step, passrate=self._settings.passrate),
             **stats.metrics(),
             **staleness_metrics(credited, version=rollout_id),
-            **(_mean_metrics(results) if results else {}),
+            **update.metrics(),
             "perf/step_s": trained_s - started_s,
             "perf/rollout_s": collected_s - started_s,
             "perf/train_s": trained_s - collected_s,
-            "perf/tokens_per_s": sum(len(sample.token_ids) for sample in credited) / (trained_s - started_s),
+            "perf/tokens_per_s": sum(len(sample.token_ids) for sample in update.trained) / (trained_s - started_s),
         }
         if self._report is not None:
             values |= await self._report.finish(rollout_id)
         self._metrics.write(rollout_id, values)
-        self._say(_step_line(rollout_id, values, results))
+        self._say(_step_line(rollout_id, values, update.results))
         return True
 
-    async def _update(self, rollout_id: int, credited: list[TrainingSample]) -> list[StepResult]:
+    async def _update(self, rollout_id: int, credited: list[TrainingSample]) -> _Update:
         """The optimizer steps of one rollout, and the new weights to the engine."""
         policy = self._policy
         if policy is None:
-            return []
-        num_sessions = len({sample.session_id for sample in credited})
-        num_steps = max(1, round(num_sessions / self._settings.global_batch_size))
-        results = await self._in_thread(lambda: policy.train_rollout(credited, num_steps=num_steps))
+            return _Update(trained=credited)
+        trained, num_too_long = policy.leave_out_too_long(credited)
+        num_steps = self._settings.steps_of(len({sample.session_id for sample in trained}))
+        results = await self._in_thread(lambda: policy.train_rollout(trained, num_steps=num_steps))
         if self._engine is not None:
             weights = await self._in_thread(policy.state_dict_for_engine)
             await self._engine.load_weights(weights, version=rollout_id + 1)
-        return results
+        return _Update(trained=trained, num_too_long=num_too_long, results=results)
 
     def _write_ledger(self, rollout_id: int, groups: list[GroupResult], credited: list[TrainingSample]) -> None:
         if self._ledger is None:
