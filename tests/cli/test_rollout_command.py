@@ -110,7 +110,7 @@ def test_hostile_agents_are_all_accounted_for(tmp_path: Path, chatml_dir: Path) 
         5: "agent_exit",
         6: "exported",
         7: "not_linear",
-        8: "explicit_export_not_built",
+        8: "record_unmatched",
         9: "reward_missing",
         10: "agent_exit",
         11: "exported",

@@ -33,6 +33,7 @@ from silva.gateway.sessions import SessionRegistry
 from silva.gateway.turns import SamplingSettings, TurnService, TurnSettings
 from silva.inference.engine import Engine
 from silva.rollout.driver import AgentSettings, ProcessDriver
+from silva.rollout.export import Exporter, ExportSettings
 from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
 from silva.rollout.open_sessions import OpenSessions
 from silva.rollout.producer import Producer, ProducerSettings
@@ -73,6 +74,7 @@ class Runtime:
     ledger: RunLedger
     registry: SessionRegistry
     turns: TurnService
+    exporter: Exporter
     server: GatewayServer
     recovered: Recovered | None
     stack: AsyncExitStack
@@ -130,10 +132,16 @@ def turn_settings(config: RunConfig) -> TurnSettings:
     )
 
 
-def export_mode(config: RunConfig) -> ExportMode:
-    """What is exported of a session whose agent named no context."""
+def export_settings(config: RunConfig) -> ExportSettings:
+    """What is exported of sessions."""
     modes: dict[str, ExportMode] = {"last": "last", "leaves": "leaves"}
-    return modes.get(config.agentic_export, "strict")
+    return ExportSettings(
+        implicit=modes.get(config.agentic_export, "strict"),
+        profiles=parse_profiles(config.agentic_profiles),
+        lenient=config.agentic_echo_match != "exact",
+        reward_key=config.reward_key,
+        eval_reward_key=config.eval_reward_key,
+    )
 
 
 def group_settings(config: RunConfig, mode: Mode) -> GroupSettings:
@@ -309,7 +317,8 @@ async def open_runtime(
         engine = await asyncio.to_thread(lambda: build_engine(config, codec, clock, hf_dir=hf_dir, version=version))
         await engine.start()
         stack.push_async_callback(engine.close)
-        accounts = OpenSessions(ledger, export_mode(config)) if open_sessions else None
+        exporter = Exporter(export_settings(config))
+        accounts = OpenSessions(ledger, exporter) if open_sessions else None
         registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts, run_dir, record)
         ledger.event("run_start", {"run_id": run_id, "base_url": server.base_url, "resumed": recovered is not None})
         yield Runtime(
@@ -323,6 +332,7 @@ async def open_runtime(
             ledger=ledger,
             registry=registry,
             turns=turns,
+            exporter=exporter,
             server=server,
             recovered=recovered,
             stack=stack,
@@ -396,6 +406,8 @@ def serving_counters(runtime: Runtime) -> dict[str, float]:
         kind = name.removeprefix("match_")
         forest = kind != name or name.startswith("repair_")
         numbers[f"forest/{kind}" if forest else f"gateway/{name}"] = float(count)
+    for name, count in runtime.exporter.counters.items():
+        numbers[f"export/{name}"] = float(count)
     for name, count in runtime.engine.usage().counters.items():
         numbers[f"engine/{name}"] = float(count)
     return numbers
@@ -418,14 +430,13 @@ async def open_groups(runtime: Runtime) -> tuple[GroupRunner, FailureBudget]:
         env_clear=config.agent_env_clear,
         timeout_s=config.agent_timeout,
         start_timeout_s=config.agent_start_timeout or config.agent_timeout,
-        export=export_mode(config),
     )
     budget = FailureBudget(config.agent_max_failures)
     rewards = build_rewards(config, runtime.user_code, runtime.codec.decode)
     runtime.step_numbers.append(rewards.take_numbers)
     groups = GroupRunner(
         registry=runtime.registry,
-        driver=ProcessDriver(runner, settings, runtime.clock, runtime.registry.end),
+        driver=ProcessDriver(runner, settings, runtime.clock, runtime.registry.end, runtime.exporter),
         ledger=runtime.ledger,
         budget=budget,
         rewards=rewards,

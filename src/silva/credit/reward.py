@@ -54,7 +54,9 @@ def read_reward(value: object, where: str, key: str | None = None, *, allow_bool
             continue
         helpers[name] = _number(cast("Real", entry))
         if not math.isfinite(helpers[name]):
-            raise _invalid(entry, f"{where}, entry {name!r}", "it must be finite; leave it out where it is not known")
+            raise _invalid(
+                entry, f"{where}, entry {_SHORT.repr(name)}", "it must be finite; leave it out where it is not known"
+            )
     return Reward(value=number, helpers=helpers)
 
 
