@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,11 +22,13 @@ from silva.cli.build import (
     num_threads,
     open_groups,
     open_runtime,
+    run_id_of,
 )
 from silva.cli.loop import run_async
+from silva.cli.user_code import build_credit, credit_share, open_user_code, shared_prefix
 from silva.config.options import RunConfig
 from silva.config.parse import read_config_file, resolve, write_config_file
-from silva.config.validate import eval_sets, trains_on_records, validate
+from silva.config.validate import eval_sets, one_context_reason, trains_on_records, validate
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
 from silva.rollout.evaluate import Evaluator
@@ -102,7 +105,7 @@ async def _train(
     async with open_runtime(
         config, view, run_dir, recover_step=first - 1 if resume else None, engine_dir=folder, version=first
     ) as runtime:
-        groups, budget = await open_groups(runtime)
+        groups, budget = await open_groups(runtime, credited=True)
         trainer = Trainer(
             policy=policy,
             engine=runtime.engine,
@@ -133,13 +136,21 @@ async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> 
     if used:
         raise ConfigError(f"--run-dir {run_dir} holds a run already ({used[0]}); take another folder")
     assert config.load_debug_rollout_data is not None
-    with lock_run(run_dir, must_exist=False):
+    async with AsyncExitStack() as stack:
+        stack.enter_context(lock_run(run_dir, must_exist=False))
+        user_code = await open_user_code(replace(config, custom_rm_path=None), run_dir, run_id_of(run_dir), stack)
         write_config_file(config, run_dir / "config.toml")
         view.say(f"run folder: {run_dir}; training on {config.load_debug_rollout_data}, without agents")
+        source = RecordedGroups(
+            config.load_debug_rollout_data,
+            num_rollout=config.num_rollout,
+            credit=build_credit(config, user_code),
+            one_context=one_context_reason(config),
+        )
         trainer = Trainer(
             policy=await _policy(config),
             engine=None,
-            source=RecordedGroups(config.load_debug_rollout_data, num_rollout=config.num_rollout),
+            source=source,
             evaluator=None,
             ledger=None,
             metrics=MetricsWriter(run_dir),
@@ -186,6 +197,8 @@ def _trainer_settings(config: RunConfig, run_dir: Path, first: int) -> TrainerSe
         global_batch_size=config.global_batch_size or num_sessions,
         num_steps=config.num_steps_per_rollout,
         std_normalization=not config.disable_grpo_std_normalization,
+        credit_share=credit_share(config),
+        shared_prefix=shared_prefix(config),
         eval_interval=config.eval_interval,
         save_interval=config.save_interval,
         save_hf=None if config.save_hf is None else Path(config.save_hf),

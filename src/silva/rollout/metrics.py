@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from silva.credit.passrate import pass_rates
-from silva.rollout.tally import GroupTally, StepGroups, by_session, session_reward
+from silva.credit.shared import num_shared_responses
+from silva.rollout.tally import GroupTally, StepGroups, by_session, first_reward
 from silva.types.rollout import TrainingSample
 
 log = logging.getLogger("silva.rollout")
@@ -33,6 +34,7 @@ def rollout_metrics(step: StepGroups, *, passrate: bool = False) -> dict[str, fl
         "rollout/num_groups": float(len(step.groups)),
         "rollout/num_sessions": float(len(sessions)),
         "rollout/num_contexts": float(sum(map(len, sessions))),
+        "rollout/shared_responses": float(num_shared_responses(one for some in sessions for one in some)),
         **reward_metrics("rollout/raw_reward", "rollout", sessions),
         **slot_metrics("rollout", step.tallies),
     }
@@ -54,7 +56,7 @@ def rollout_metrics(step: StepGroups, *, passrate: bool = False) -> dict[str, fl
 
 def reward_metrics(name: str, prefix: str, sessions: Sequence[Contexts]) -> dict[str, float]:
     """The mean reward of the sessions that have one, and how many have."""
-    rewards = [reward for some in sessions if (reward := session_reward(some)) is not None]
+    rewards = [reward for some in sessions if (reward := first_reward(some)) is not None]
     metrics = {f"{prefix}/num_rewarded": float(len(rewards))}
     if rewards:
         metrics[name] = _mean(rewards)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from silva.credit.reward import check_reward
+from silva.credit.grpo import session_reward
 from silva.rollout.groups import CreditStage, GroupResult, SlotFailure, refuse_images
 from silva.rollout.tally import GroupTally, StepGroups, by_session, tally
 from silva.store.dumps import dump_path
@@ -20,14 +20,22 @@ class RecordedGroups:
     """The training groups of `PATH-with-{rollout_id}`, one file a step.
 
     Groups that were dropped or filtered are left out again, as are sessions that failed; both stay in the denominators.
-    `credit` gives credits of its own to each group, as in the run that was recorded. Steps end at the first missing
-    file, unless `num_rollout` asks for it.
+    `credit` gives credits of its own to each group, as in the run that was recorded. `one_context`: why a session may
+    have no more than one context. Steps end at the first missing file, unless `num_rollout` asks for it.
     """
 
-    def __init__(self, template: str, *, num_rollout: int | None, credit: CreditStage | None = None):
+    def __init__(
+        self,
+        template: str,
+        *,
+        num_rollout: int | None,
+        credit: CreditStage | None = None,
+        one_context: str | None = None,
+    ):
         self._template = template
         self._num_rollout = num_rollout
         self._credit = credit
+        self._one_context = one_context
 
     async def collect(self, rollout_id: int) -> StepGroups:
         """The groups of one step. Raises DatasetError where its file is missing, is none of ours, or cannot train."""
@@ -71,10 +79,11 @@ class RecordedGroups:
         """Raise DatasetError for samples that no training run would have taken."""
         try:
             refuse_images(samples)
-            for contexts in [] if self._credit is not None else by_session(samples):
-                where = f"session {contexts[0].session_id}"
-                rewards = {check_reward(sample.reward, where) for sample in contexts}
-                if len(rewards) > 1:
-                    raise SessionFailure("reward_invalid", f"{where} has contexts with the rewards {sorted(rewards)}")
+            for contexts in by_session(samples):
+                if self._one_context is not None and len(contexts) > 1:
+                    where = f"session {contexts[0].session_id} has {len(contexts)} contexts"
+                    raise SessionFailure("several_contexts", f"{where}; {self._one_context}")
+                if self._credit is None:
+                    session_reward(contexts)
         except SessionFailure as failure:
             raise DatasetError(f"{path}: {failure}") from failure

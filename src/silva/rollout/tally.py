@@ -59,7 +59,7 @@ def by_session(samples: Iterable[TrainingSample]) -> list[list[TrainingSample]]:
     return list(found.values())
 
 
-def session_reward(contexts: Iterable[TrainingSample]) -> float | None:
+def first_reward(contexts: Iterable[TrainingSample]) -> float | None:
     """The reward of the first context that carries one."""
     return next((sample.reward for sample in contexts if sample.reward is not None), None)
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from silva.credit.grpo import assign_group_credit
+from silva.credit.grpo import CreditShare, GroupStats, assign_group_credit
 from silva.inference.engine import Engine
 from silva.rollout.evaluate import Evaluator
 from silva.rollout.groups import GroupResult
 from silva.rollout.metrics import rollout_metrics, staleness_metrics
 from silva.rollout.report import StepReport
 from silva.rollout.tally import StepGroups
+from silva.state.lineage import SharedPrefix
 from silva.store.ledger import RunLedger
 from silva.store.metrics import MetricsWriter
 from silva.train.checkpoint import checkpoint_dir, prune_checkpoints
@@ -34,7 +35,8 @@ class TrainerSettings:
     """`first_rollout` is 0, or where a resumed run goes on. `num_rollout` None: until the prompts are over.
 
     `global_batch_size` counts sessions of one optimizer step; where set, `num_steps` says how many of these a rollout
-    step has. Intervals count rollout steps; None is never.
+    step has. Intervals count rollout steps; None is never. `credit_share` None: the samples of the groups come with
+    their credit.
     """
 
     run_dir: Path
@@ -47,6 +49,8 @@ class TrainerSettings:
     save_hf: Path | None
     passrate: bool = False
     num_steps: int | None = None
+    credit_share: CreditShare | None = "shared"
+    shared_prefix: SharedPrefix = "once"
     keep_checkpoints: int = 2
 
     def steps_of(self, num_sessions: int) -> int:
@@ -155,7 +159,7 @@ class Trainer:
             return False
         collected_s = time.monotonic()
         samples = [sample for group in groups for sample in group.samples]
-        credited, stats = assign_group_credit(samples, std_normalization=self._settings.std_normalization)
+        credited, stats = self._credit(samples)
         assert not stats.rejected, f"rewards were checked when the sessions ended: {stats.rejected}"
         update = await self._update(rollout_id, credited)
         trained_s = time.monotonic()
@@ -188,6 +192,18 @@ class Trainer:
             weights = await self._in_thread(policy.state_dict_for_engine)
             await self._engine.load_weights(weights, version=rollout_id + 1)
         return _Update(trained=trained, num_too_long=num_too_long, results=results)
+
+    def _credit(self, samples: list[TrainingSample]) -> tuple[list[TrainingSample], GroupStats]:
+        """The samples with their credit: that of their groups' rewards, unless a function of the user gave it."""
+        settings = self._settings
+        if settings.credit_share is None:
+            return samples, GroupStats.of(samples)
+        return assign_group_credit(
+            samples,
+            std_normalization=settings.std_normalization,
+            share=settings.credit_share,
+            shared_prefix=settings.shared_prefix,
+        )
 
     def _write_ledger(self, rollout_id: int, groups: list[GroupResult], credited: list[TrainingSample]) -> None:
         if self._ledger is None:
