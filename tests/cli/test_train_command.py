@@ -56,8 +56,8 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     prepare(tmp_path, TWO_TURNS)
     write_rows(tmp_path / "eval.jsonl", 3)
     more = ("--eval-interval", 2, "--eval-prompt-data", "held", "eval.jsonl", "--save-interval", 1, "--save-hf", "out")
-    more += ("--rollout-temperature", 0.7, "--rollout-top-p", 0.9)
-    done = run_silva(*options(model_dir, *more), cwd=tmp_path)
+    more += ("--rollout-temperature", 0.7, "--rollout-top-p", 0.9, "--save-debug-rollout-data", "{rollout_id}.jsonl")
+    done = run_silva(*options(model_dir, *more, "--log-passrate"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "eval held before step 0: reward" in done.stdout and "eval held at the end: reward" in done.stdout
     steps = [line for line in metrics(tmp_path / "run") if "train/loss" in line]
@@ -66,6 +66,15 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     assert all(line["train/rollout_logprob_abs_diff"] < 1e-3 for line in steps)
     assert all(line["train/grad_norm"] > 0 for line in steps)
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step_000001", "step_000002"]
+
+    replayed = replay(tmp_path, model_dir)
+    assert [line["step"] for line in replayed] == [0, 1]
+    for before, after in zip(steps, replayed, strict=True):
+        learned = {name for name in before if name.startswith(("train/", "rollout/", "letters/", "staleness/"))}
+        assert {"train/loss", "train/grad_norm", "rollout/passrate/pass@3", "letters/mean"} < learned
+        assert {name: after[name] for name in learned} == pytest.approx(
+            {name: before[name] for name in learned}, abs=1e-6
+        )
 
     start = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
@@ -91,6 +100,19 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     assert versions == {0, 1, 2, 3, 4}
     with open_run(tmp_path / "run") as conn:
         check_ledgers(conn, finished=True)
+
+
+def replay(tmp_path: Path, model_dir: Path) -> list[dict]:
+    """Train on what the run recorded: no data, no agent, and the same options of training."""
+    done = run_silva(
+        *("train", "--debug-train-only", "--load-debug-rollout-data", "{rollout_id}.jsonl", "--hf-checkpoint"),
+        *(model_dir, "--lr", 0.001, "--micro-batch-size", 8, "--rollout-temperature", 0.7, "--run-dir", "replayed"),
+        "--log-passrate",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "replayed" / "run.db").exists()
+    return metrics(tmp_path / "replayed")
 
 
 def show_nodes(run_dir: Path, session_id: str) -> list[dict]:
