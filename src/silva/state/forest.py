@@ -1,8 +1,8 @@
 """The forest of one session: every committed conversation state, token by token.
 
-Look, then write: `match` is pure; `commit` is the only writer (`add` puts a node where it was formed). A state exists at the end of each committed observation
-and of each response, nowhere inside. Nodes store only what they add; joined along parents they are exactly what the
-engine saw and produced.
+Look, then write: `match` is pure; `commit` writes a turn, `add` puts back what was stored. A state exists at the end of
+each committed observation and of each response, nowhere inside. Nodes store only what they add; joined along parents
+they are exactly what the engine saw and produced.
 """
 
 from __future__ import annotations

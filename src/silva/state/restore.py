@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from silva.state.echo import EchoAlias, Repair
@@ -48,6 +48,8 @@ def _node(record: NodeRecord, forest: SessionForest) -> Node:
         conversation = Conversation(tools=tuple(record.tools or ()), template_kwargs=record.template_kwargs or {})
     else:
         conversation = parent.conversation
+    if not len(record.token_ids) == len(record.loss_mask) == len(record.logprobs) == len(record.kept_mass):
+        raise ValueError("its lists over tokens differ in length")
     node = Node(
         node_id=record.node_id,
         parent=parent,
@@ -101,11 +103,11 @@ def _spelling(record: JsonObject, forest: SessionForest) -> EchoAlias:
 
 def message_from_chat(chat: JsonObject) -> Message:
     """The message whose `to_chat` this is."""
-    content = chat["content"]
+    content: Any = chat["content"]
     parts = _parts(content) if isinstance(content, list) else ()
     return Message(
         role=chat["role"],
-        content=text_of(parts) if parts else content or "",
+        content=text_of(parts) if parts else str(content or ""),
         reasoning=chat.get("reasoning_content", ""),
         tool_calls=tuple(_call(call) for call in chat.get("tool_calls", ())),
         tool_call_id=chat.get("tool_call_id"),
@@ -117,10 +119,10 @@ def _call(call: JsonObject) -> ToolCall:
     return ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
 
 
-def _parts(content: Sequence[Any]) -> tuple[Part, ...]:
+def _parts(content: Any) -> tuple[Part, ...]:
     return tuple(
         part["text"] if part["type"] == "text" else _image(part["image_url"]["url"])
-        for part in cast("Sequence[JsonObject]", content)
+        for part in cast("list[JsonObject]", content)
     )
 
 
