@@ -266,7 +266,7 @@ class Reexport:
         if num_left < self._settings[row["mode"]].min_size:
             reason = "group_too_small" if num_left else "all_sessions_failed"
             return {"prompt_state": "dropped", "prompt_reason": reason}
-        return {"prompt_state": "delivered", "prompt_reason": None}
+        return {"prompt_state": "trained" if row["prompt_state"] == "trained" else "delivered", "prompt_reason": None}
 
 
 def _ended(outcome: Outcome | None) -> Row:
