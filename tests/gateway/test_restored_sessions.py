@@ -58,7 +58,7 @@ steps = st.tuples(
 )
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.lists(steps, min_size=3, max_size=9))
 def test_a_stored_session_is_the_one_that_was_served(codec: TurnCodec, plan: list[Any]) -> None:
     asyncio.run(_serve_and_read(codec, plan))

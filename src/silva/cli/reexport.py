@@ -14,7 +14,14 @@ from tokenizers import Tokenizer
 
 from silva.cli.build import export_settings, group_settings, run_id_of
 from silva.cli.loop import run_async
-from silva.cli.user_code import build_credit, build_rewards, credit_share, open_user_code, shared_prefix
+from silva.cli.user_code import (
+    build_credit,
+    build_rewards,
+    credit_share,
+    has_custom_advantage,
+    open_user_code,
+    shared_prefix,
+)
 from silva.config.options import RunConfig
 from silva.config.parse import read_config_file, resolve
 from silva.config.validate import validate_judgement
@@ -64,7 +71,10 @@ async def _reexport(
     config: RunConfig, run_dir: Path, conn: sqlite3.Connection, files: dict[int, Path], summary: dict[str, Any]
 ) -> int:
     async with AsyncExitStack() as stack:
-        code = await open_user_code(config, _log_folder(files, run_dir), run_id_of(run_dir), stack)
+        folder = next(iter(files.values()), run_dir).parent
+        if config.custom_rm_path is not None or has_custom_advantage(config):
+            folder.mkdir(parents=True, exist_ok=True)  # for the log of the functions, which stands beside the files
+        code = await open_user_code(config, folder, run_id_of(run_dir), stack)
         credit = build_credit(config, code) or GroupCredit(
             std_normalization=not config.disable_grpo_std_normalization,
             share=credit_share(config) or "shared",
@@ -88,13 +98,6 @@ async def _reexport(
     for mode, account in work.accounts.items():
         summary[mode] = _told(account)
     return 0
-
-
-def _log_folder(files: dict[int, Path], run_dir: Path) -> Path:
-    """Where the log of the user's functions goes: beside the files."""
-    folder = next(iter(files.values()), run_dir / "reexport" / "0").parent
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _decoder(config: RunConfig) -> Decode:

@@ -93,9 +93,10 @@ def _before(parent: Node, key: bytes, digest: bytes) -> bytes:
 
 
 def _spelling(record: JsonObject, forest: SessionForest) -> EchoAlias:
+    node_id: int = record["node_id"]
     return EchoAlias(
         key=bytes.fromhex(record["key"]),
-        node=forest.nodes[record["node_id"]],
+        node=forest.nodes[node_id],
         repair=Repair(kinds=(), renames=record["renames"]),
         beyond=None if record["beyond"] is None else bytes.fromhex(record["beyond"]),
     )
@@ -104,10 +105,11 @@ def _spelling(record: JsonObject, forest: SessionForest) -> EchoAlias:
 def message_from_chat(chat: JsonObject) -> Message:
     """The message whose `to_chat` this is."""
     content: Any = chat["content"]
-    parts = _parts(content) if isinstance(content, list) else ()
+    parts = _parts(cast("list[JsonObject]", content)) if isinstance(content, list) else ()
+    text: str = text_of(parts) if parts else chat["content"] or ""
     return Message(
         role=chat["role"],
-        content=text_of(parts) if parts else str(content or ""),
+        content=text,
         reasoning=chat.get("reasoning_content", ""),
         tool_calls=tuple(_call(call) for call in chat.get("tool_calls", ())),
         tool_call_id=chat.get("tool_call_id"),
@@ -119,11 +121,8 @@ def _call(call: JsonObject) -> ToolCall:
     return ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
 
 
-def _parts(content: Any) -> tuple[Part, ...]:
-    return tuple(
-        part["text"] if part["type"] == "text" else _image(part["image_url"]["url"])
-        for part in cast("list[JsonObject]", content)
-    )
+def _parts(content: Iterable[JsonObject]) -> tuple[Part, ...]:
+    return tuple(part["text"] if part["type"] == "text" else _image(part["image_url"]["url"]) for part in content)
 
 
 def _image(reference: str) -> Image:

@@ -74,29 +74,36 @@ def unpack_output(packed: bytes) -> bytes:
 
 def _nodes(conn: sqlite3.Connection, session_id: str) -> Iterator[NodeRecord]:
     for row in conn.execute("SELECT * FROM nodes WHERE session_id = ? ORDER BY node_id", (session_id,)):
-        mask = list(row["loss_mask"])
-        lead = mask.count(0)
-        yield NodeRecord(
-            node_id=row["node_id"],
-            parent_id=row["parent_id"],
-            state_key=row["state_key"],
-            kind=row["kind"],
-            messages=json.loads(row["messages"]),
-            token_ids=unpack_array("i", row["token_ids"]).tolist(),
-            loss_mask=mask,
-            logprobs=[0.0] * lead + unpack_array("f", row["logprobs"]).tolist(),
-            kept_mass=[1.0] * lead + unpack_array("f", row["kept_mass"]).tolist(),
-            version_spans=tuple(
-                VersionSpan(start=start, length=length, version=version)
-                for start, length, version in json.loads(row["version_spans"])
-            ),
-            finish_reason=row["finish_reason"],
-            num_aborts=row["num_aborts"],
-            tools=_parsed(row["tools"]),
-            template_kwargs=_parsed(row["template_kwargs"]),
-            told=_parsed(row["told"]),
-            spellings=_parsed(row["spellings"]) or [],
-        )
+        try:
+            yield _node(row)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"node {row['node_id']} is damaged: {error}") from error
+
+
+def _node(row: sqlite3.Row) -> NodeRecord:
+    mask = list(row["loss_mask"])
+    lead = mask.count(0)
+    return NodeRecord(
+        node_id=row["node_id"],
+        parent_id=row["parent_id"],
+        state_key=row["state_key"],
+        kind=row["kind"],
+        messages=json.loads(row["messages"]),
+        token_ids=unpack_array("i", row["token_ids"]).tolist(),
+        loss_mask=mask,
+        logprobs=[0.0] * lead + unpack_array("f", row["logprobs"]).tolist(),
+        kept_mass=[1.0] * lead + unpack_array("f", row["kept_mass"]).tolist(),
+        version_spans=tuple(
+            VersionSpan(start=start, length=length, version=version)
+            for start, length, version in json.loads(row["version_spans"])
+        ),
+        finish_reason=row["finish_reason"],
+        num_aborts=row["num_aborts"],
+        tools=_parsed(row["tools"]),
+        template_kwargs=_parsed(row["template_kwargs"]),
+        told=_parsed(row["told"]),
+        spellings=_parsed(row["spellings"]) or [],
+    )
 
 
 def _parsed(text: str | None) -> Any:
