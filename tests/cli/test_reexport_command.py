@@ -215,6 +215,8 @@ def test_files_are_not_written_over(recorded: Path, tmp_path: Path, capsys: pyte
     assert (tmp_path / "1.jsonl").read_text() == "mine" and not (tmp_path / "0.jsonl").exists()
     assert main([*words[:3], str(tmp_path / "x.jsonl")]) == 2
     assert "--out" in capsys.readouterr().err
+    assert main([*words[:3], str(tmp_path / "1.jsonl" / "{rollout_id}.jsonl")]) == 1
+    assert "cannot be written: " in capsys.readouterr().err
     assert main(["reexport", str(tmp_path)]) == 1
     assert "holds no run" in capsys.readouterr().err
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import sqlite3
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tokenizers import Tokenizer
 
@@ -92,12 +93,23 @@ async def _reexport(
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with whole_file(path) as file:
-                    await work.step(step, lambda line, file=file: file.write(to_json(line).encode() + b"\n"))
+                    await work.step(step, functools.partial(_write, file, path))
             except OSError as error:
-                raise StorageFault(f"--out {path} cannot be written: {system_reason(error)}") from error
+                raise _unwritable(path, error) from error
     for mode, account in work.accounts.items():
         summary[mode] = _told(account)
     return 0
+
+
+def _write(file: BinaryIO, path: Path, line: dict[str, Any]) -> None:
+    try:
+        file.write(to_json(line).encode() + b"\n")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> StorageFault:
+    return StorageFault(f"--out {path} cannot be written: {system_reason(error)}")
 
 
 def _decoder(config: RunConfig) -> Decode:
