@@ -28,7 +28,7 @@ from silva.cli.replay import run_replay
 from silva.cli.user_code import open_user_code
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
-from silva.config.validate import eval_sets, one_context_reason, several_contexts_problem, validate
+from silva.config.validate import eval_sets, one_context_reason, several_contexts_problem, trains_on_records, validate
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
@@ -92,7 +92,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_options(config: RunConfig) -> str:
     reason = ""
-    if config.engine == "sglang":
+    if trains_on_records(config):
+        validate(config, "train")
+        return "fit for silva train on recorded rollouts"
+    if config.engine == "sglang" and not config.debug_rollout_only:
         reason = "silva train needs another --engine"
     elif (problem := several_contexts_problem(config)) is not None:
         reason = f"not for silva train: {problem}"

@@ -42,6 +42,7 @@ async def _rollout(config: RunConfig, view: RunView, run_dir: Path, dataset: Dat
             metrics=MetricsWriter(run_dir),
             report=build_report(runtime),
             num_rollout=config.num_rollout,
+            passrate=config.log_passrate,
             say=view.say,
         )
     view.say(f"samples: {config.save_debug_rollout_data} (one file a step); look at the run with: silva show {run_dir}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,38 +22,48 @@ from silva.cli.build import (
     num_threads,
     open_groups,
     open_runtime,
+    run_id_of,
 )
 from silva.cli.loop import run_async
-from silva.cli.user_code import credit_share, shared_prefix
+from silva.cli.user_code import build_credit, credit_share, open_user_code, shared_prefix
 from silva.config.options import RunConfig
-from silva.config.parse import read_config_file, resolve
-from silva.config.validate import eval_sets, validate
+from silva.config.parse import read_config_file, resolve, write_config_file
+from silva.config.validate import eval_sets, one_context_reason, trains_on_records, validate
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
 from silva.rollout.evaluate import Evaluator
 from silva.rollout.groups import FailureBudget, GroupRunner
-from silva.store.metrics import MetricsWriter
+from silva.rollout.recorded import RecordedGroups
+from silva.store.files import DB_NAME, lock_run
+from silva.store.metrics import METRICS_NAME, MetricsWriter
 from silva.store.queries import counts, open_run
 from silva.types.errors import ConfigError
 from silva.view.console import RunView
 
 log = logging.getLogger("silva")
 
+ALL = 1 << 40
+"""More prompts than a step can have: recorded steps are as large as they are."""
+
 if TYPE_CHECKING:
-    from silva.train.policy import PolicyConfig
+    from silva.train.policy import PolicyConfig, PolicyTrainer
     from silva.train.trainer import TrainerSettings
 
 
 def run(args: argparse.Namespace) -> int:
     resumed = None if args.resume is None else Path(args.resume)
     base = None if resumed is None else read_config_file(_config_of(resumed))
-    if resumed is not None:
-        _refuse_other_runs(resumed)
     config = resolve(args, base=base)
     validate(config, "train")
     check_row_budget(config)
+    if resumed is not None:
+        _refuse_other_runs(resumed, config)
     run_dir = choose_run_dir(config) if resumed is None else resumed.absolute()
     config = replace(config, run_dir=str(run_dir))
+    if trains_on_records(config):
+        prepare(decodes=False)
+        with RunView(run_dir / "run.log") as view:
+            return run_async(lambda: _train_on_records(config, view, run_dir))
     assert config.prompt_data is not None
     dataset = load_prompts(config, Path(config.prompt_data))
     evals = {item.name: load_prompts(config, item.path) for item in eval_sets(config)}
@@ -61,7 +72,10 @@ def run(args: argparse.Namespace) -> int:
         return run_async(lambda: _train(config, view, run_dir, dataset, evals, resume=resumed is not None))
 
 
-def _refuse_other_runs(run_dir: Path) -> None:
+def _refuse_other_runs(run_dir: Path, config: RunConfig) -> None:
+    if trains_on_records(config) or config.debug_rollout_only:
+        flag = "--debug-rollout-only" if config.debug_rollout_only else "--load-debug-rollout-data"
+        raise ConfigError(f"--resume {run_dir}: a run with {flag} cannot be resumed; start a new one")
     with open_run(run_dir) as conn:
         if counts(conn)["prompts"].get("delivered"):
             raise ConfigError(f"--resume {run_dir}: this is a run of silva rollout or serve, which cannot be resumed")
@@ -78,13 +92,13 @@ async def _train(
     config: RunConfig, view: RunView, run_dir: Path, dataset: Dataset, evals: dict[str, Dataset], *, resume: bool
 ) -> int:
     from silva.train.checkpoint import latest_checkpoint
-    from silva.train.policy import PolicyTrainer
     from silva.train.trainer import Trainer
 
     folder = latest_checkpoint(run_dir / "checkpoints") if resume else None
-    policy = await asyncio.to_thread(PolicyTrainer, str(config.hf_checkpoint), policy_config(config))
+    policy = None if config.debug_rollout_only else await _policy(config)
     first = 0
     if folder is not None:
+        assert policy is not None
         state = await asyncio.to_thread(policy.load_checkpoint, folder)
         first = int(state["extra"]["next_rollout"])
     view.say(f"run folder: {run_dir}" + (f", going on at step {first}" if resume else ""))
@@ -95,7 +109,7 @@ async def _train(
         trainer = Trainer(
             policy=policy,
             engine=runtime.engine,
-            producer=build_producer(runtime, dataset, groups, budget, replace_dropped=True),
+            source=build_producer(runtime, dataset, groups, budget, replace_dropped=True),
             evaluator=_evaluator(runtime, evals, groups, budget),
             ledger=runtime.ledger,
             metrics=MetricsWriter(run_dir, keep_before_step=first if resume else None),
@@ -114,6 +128,47 @@ async def _train(
     return 0
 
 
+async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> int:
+    """Training on the dumps of another run. Neither prompts nor sessions exist here, so there is no run ledger."""
+    from silva.train.trainer import Trainer
+
+    used = [name for name in (DB_NAME, METRICS_NAME) if (run_dir / name).exists()]
+    if used:
+        raise ConfigError(f"--run-dir {run_dir} holds a run already ({used[0]}); take another folder")
+    assert config.load_debug_rollout_data is not None
+    async with AsyncExitStack() as stack:
+        stack.enter_context(lock_run(run_dir, must_exist=False))
+        user_code = await open_user_code(replace(config, custom_rm_path=None), run_dir, run_id_of(run_dir), stack)
+        write_config_file(config, run_dir / "config.toml")
+        view.say(f"run folder: {run_dir}; training on {config.load_debug_rollout_data}, without agents")
+        source = RecordedGroups(
+            config.load_debug_rollout_data,
+            num_rollout=config.num_rollout,
+            credit=build_credit(config, user_code),
+            one_context=one_context_reason(config),
+        )
+        trainer = Trainer(
+            policy=await _policy(config),
+            engine=None,
+            source=source,
+            evaluator=None,
+            ledger=None,
+            metrics=MetricsWriter(run_dir),
+            report=None,
+            settings=_trainer_settings(config, run_dir, 0),
+            say=view.say,
+        )
+        await trainer.run()
+    view.say(f"done; the numbers are in {run_dir / METRICS_NAME}")
+    return 0
+
+
+async def _policy(config: RunConfig) -> PolicyTrainer:
+    from silva.train.policy import PolicyTrainer
+
+    return await asyncio.to_thread(PolicyTrainer, str(config.hf_checkpoint), policy_config(config))
+
+
 def _evaluator(
     runtime: Runtime, evals: dict[str, Dataset], groups: GroupRunner, budget: FailureBudget
 ) -> Evaluator | None:
@@ -126,6 +181,7 @@ def _evaluator(
         budget=budget,
         concurrency=eval_concurrency(runtime.config),
         settings=group_settings(runtime.config, "eval"),
+        passrate=runtime.config.log_passrate,
         on_step=runtime.view.begin_step,
     )
 
@@ -133,8 +189,7 @@ def _evaluator(
 def _trainer_settings(config: RunConfig, run_dir: Path, first: int) -> TrainerSettings:
     from silva.train.trainer import TrainerSettings
 
-    assert config.rollout_batch_size is not None
-    num_sessions = config.rollout_batch_size * config.n_samples_per_prompt
+    num_sessions = (config.rollout_batch_size or ALL) * config.n_samples_per_prompt
     return TrainerSettings(
         run_dir=run_dir,
         first_rollout=first,
@@ -147,6 +202,7 @@ def _trainer_settings(config: RunConfig, run_dir: Path, first: int) -> TrainerSe
         eval_interval=config.eval_interval,
         save_interval=config.save_interval,
         save_hf=None if config.save_hf is None else Path(config.save_hf),
+        passrate=config.log_passrate,
     )
 
 

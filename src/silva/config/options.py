@@ -279,7 +279,7 @@ class RunConfig:
         "async", "int", 1, "Rollout steps between weight updates; only 1 is built.", low=1
     )
     # data
-    prompt_data: str | None = opt("data", "str", None, "JSON Lines file of prompts.", metavar="FILE")
+    prompt_data: str | None = opt("data", "str", None, "JSON Lines or Parquet file of prompts.", metavar="FILE")
     input_key: str = opt("data", "str", "input", "Row key of the text or message list.", metavar="KEY")
     metadata_key: str = opt("data", "str", "metadata", "Row key of the metadata object.", metavar="KEY")
     label_key: str | None = opt(
@@ -290,7 +290,9 @@ class RunConfig:
     eval_interval: int | None = opt(
         "eval", "int", None, "Evaluate every N rollout steps, before the first and at the end (default: never).", low=1
     )
-    eval_prompt_data: list[str] = opt("eval", "list", [], "Pairs of a name and a JSON Lines file.", metavar="NAME PATH")
+    eval_prompt_data: list[str] = opt(
+        "eval", "list", [], "Pairs of a name and a JSON Lines or Parquet file.", metavar="NAME PATH"
+    )
     n_samples_per_eval_prompt: int = opt("eval", "int", 1, "Sessions of one eval prompt.", low=1)
     eval_temperature: float | None = opt(
         "eval", "float", None, "Sampling temperature in eval (default: --rollout-temperature).", low=0
@@ -468,12 +470,28 @@ class RunConfig:
         later_choices=("disk", "nccl", "gloo"),
     )
     # records
+    log_passrate: bool = opt(
+        "records", "bool", False, "Add pass@k to the metrics: how likely one of k sessions of a prompt has reward 1."
+    )
     save_debug_rollout_data: str | None = opt(
         "records",
         "str",
         None,
         "File for each rollout's samples as JSON lines; {rollout_id} in the path stands for the step.",
         metavar="FILE",
+    )
+    load_debug_rollout_data: str | None = opt(
+        "records",
+        "str",
+        None,
+        "Train on the recorded samples of such files instead of running agents; needs {rollout_id} in the path too.",
+        metavar="FILE",
+    )
+    debug_train_only: bool = opt(
+        "records", "bool", False, "Start no engine, gateway or agent: what --load-debug-rollout-data does by itself."
+    )
+    debug_rollout_only: bool = opt(
+        "records", "bool", False, "silva train: collect groups and credit as in training, but update nothing."
     )
 
 
@@ -498,7 +516,6 @@ LATER: Mapping[str, tuple[str, str]] = {
     "mask_offpolicy_in_partial_rollout": ("0", "partial rollout"),
     "tool_key": ("1", "dataset tools"),
     "multimodal_keys": ("1", "images"),
-    "log_passrate": ("0", "pass rates"),
     "kl_coef": ("1", "KL terms"),
     "use_kl_loss": ("0", "KL terms"),
     "kl_loss_coef": ("1", "KL terms"),
@@ -520,9 +537,6 @@ LATER: Mapping[str, tuple[str, str]] = {
     "opd_coef": ("1", "distillation"),
     "opd_teacher": ("1", "distillation"),
     "warmup": ("1", "learning rate schedules"),
-    "load_debug_rollout_data": ("1", "replayed rollouts"),
-    "debug_rollout_only": ("0", "replayed rollouts"),
-    "debug_train_only": ("0", "replayed rollouts"),
     "tensorboard": ("0", "metric writers"),
     "wandb_project": ("1", "metric writers"),
     "ray": ("0", "clusters"),

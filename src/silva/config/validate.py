@@ -28,6 +28,13 @@ class EvalSet:
 def validate(config: RunConfig, command: Command) -> None:
     """Raise ConfigError for the first thing that makes `command` impossible under these options."""
     _need(config, "hf_checkpoint", "the folder of the start model and its tokenizer")
+    _check_debug_modes(config, command)
+    if trains_on_records(config):
+        _check_credit(config)
+        _check_packing(config)
+        _check_loss(config)
+        _check_save_hf(config)
+        return
     _check_engine(config, command)
     _check_not_built(config)
     try:
@@ -37,7 +44,7 @@ def validate(config: RunConfig, command: Command) -> None:
     if command == "serve":
         return
     _check_agent(config)
-    _need(config, "prompt_data", "the JSON Lines file of prompts")
+    _need(config, "prompt_data", "the JSON Lines or Parquet file of prompts")
     _need(config, "rollout_batch_size", "the number of prompts of one rollout step")
     if command == "train" and config.num_rollout is None and config.num_epoch is None:
         raise ConfigError("one of --num-rollout and --num-epoch is needed: without them the run would never end")
@@ -47,11 +54,45 @@ def validate(config: RunConfig, command: Command) -> None:
     _check_groups(config, command)
     _check_packing(config)
     _check_rewards(config)
-    if config.save_hf is not None and Path(config.save_hf).exists() and not Path(config.save_hf).is_dir():
-        raise ConfigError(f"--save-hf is {config.save_hf!r}, which is a file; it must name a folder")
+    _check_save_hf(config)
     eval_sets(config)
     if config.save_debug_rollout_data is not None:
         check_dump_template(config.save_debug_rollout_data)
+
+
+def trains_on_records(config: RunConfig) -> bool:
+    """No agents run: the groups of each step come from files."""
+    return config.load_debug_rollout_data is not None
+
+
+def _check_debug_modes(config: RunConfig, command: Command) -> None:
+    """What --load-debug-rollout-data, --debug-train-only and --debug-rollout-only go together with."""
+    modes = {
+        "--load-debug-rollout-data": config.load_debug_rollout_data is not None,
+        "--debug-train-only": config.debug_train_only,
+        "--debug-rollout-only": config.debug_rollout_only,
+    }
+    given = [flag for flag, on in modes.items() if on]
+    if given and command != "train":
+        raise ConfigError(f"{given[0]} goes with silva train; silva {command} trains nothing anyway")
+    if config.debug_train_only and config.load_debug_rollout_data is None:
+        raise ConfigError(
+            "--debug-train-only runs no agents, so it needs --load-debug-rollout-data, the files with the samples to "
+            "train on"
+        )
+    if config.debug_rollout_only and len(given) > 1:
+        raise ConfigError(f"--debug-rollout-only trains nothing and {given[0]} runs no agents: take one of them")
+    if config.load_debug_rollout_data is not None:
+        check_dump_template(config.load_debug_rollout_data, "--load-debug-rollout-data")
+        _refuse_set(config, ("eval_interval", "save_debug_rollout_data"), given[0], "runs no agents")
+    if config.debug_rollout_only:
+        _refuse_set(config, ("save_interval", "save_hf"), "--debug-rollout-only", "has no new weights")
+
+
+def _refuse_set(config: RunConfig, names: tuple[str, ...], flag: str, why: str) -> None:
+    for name in names:
+        if getattr(config, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} cannot be used with {flag}, which {why}; leave it out")
 
 
 def eval_sets(config: RunConfig) -> list[EvalSet]:
@@ -195,10 +236,10 @@ def _check_sglang(config: RunConfig, command: Command) -> None:
     twice = next((url for url in places if places.count(url) > 1), None)
     if twice is not None:
         raise ConfigError(f"--engine-url names {twice} twice")
-    if command == "train":
+    if command == "train" and not config.debug_rollout_only:
         raise ConfigError(
             "--engine sglang cannot be used by silva train yet: loading new weights into a server is not built. silva "
-            "rollout and silva serve work with it"
+            "rollout, silva serve and silva train --debug-rollout-only work with it"
         )
     eval_heat = config.rollout_temperature if config.eval_temperature is None else config.eval_temperature
     for flag, filters, heat in (
@@ -273,6 +314,15 @@ def _check_groups(config: RunConfig, command: Command) -> None:
             f"({config.rollout_batch_size} prompts x {n} samples)"
         )
     _check_num_steps(config, sessions)
+    _check_loss(config)
+
+
+def _check_save_hf(config: RunConfig) -> None:
+    if config.save_hf is not None and Path(config.save_hf).exists() and not Path(config.save_hf).is_dir():
+        raise ConfigError(f"--save-hf is {config.save_hf!r}, which is a file; it must name a folder")
+
+
+def _check_loss(config: RunConfig) -> None:
     if config.calculate_per_token_loss and config.loss_reduction not in (None, "per_token"):
         raise ConfigError(f"--calculate-per-token-loss contradicts --loss-reduction {config.loss_reduction}")
 

@@ -1,14 +1,15 @@
-"""Dataset rows: JSON Lines to session inputs, validated as a whole before anything starts."""
+"""Dataset rows: JSON Lines or Parquet to session inputs, validated as a whole before anything starts."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from silva.data.parquet import parquet_rows
 from silva.types.errors import DatasetError
 from silva.types.messages import JsonObject
 from silva.types.rollout import SessionInput
@@ -19,7 +20,9 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One usable dataset row. `line` counts from 1 in its file; `label` is for those who judge, not for the agent."""
+    """One usable dataset row. `line` is its line (of Parquet: its row), from 1; `label` is for those who judge, not for
+    the agent.
+    """
 
     line: int
     input: SessionInput
@@ -45,7 +48,7 @@ class Dataset:
 def load_dataset(
     path: Path, *, input_key: str, metadata_key: str, label_key: str | None = None, skip_bad_rows: bool = False
 ) -> Dataset:
-    """Read a JSON Lines file.
+    """Read a JSON Lines file, or a Parquet file where the path ends in `.parquet`.
 
     A row needs a text or message list under `input_key`, an object under `metadata_key`, or both; its label is whatever
     stands under `label_key`, else None. Raises DatasetError with the first ten broken lines, unless `skip_bad_rows`
@@ -59,7 +62,7 @@ def load_dataset(
             label = None if label_key is None else row.get(label_key)
             rows.append(Row(line=number, input=_read_input(row, input_key, metadata_key), label=label))
         except ValueError as error:
-            errors.append(f"line {number}: {error}")
+            errors.append(f"{'row' if _is_parquet(path) else 'line'} {number}: {error}")
     if errors and not skip_bad_rows:
         shown = "\n  ".join(errors[:MAX_SHOWN_ERRORS])
         raise DatasetError(
@@ -71,7 +74,14 @@ def load_dataset(
     return Dataset(path=path, rows=tuple(rows), num_skipped=len(errors))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _is_parquet(path: Path) -> bool:
+    return path.suffix == ".parquet"
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes | Mapping[str, Any]]]:
+    if _is_parquet(path):
+        yield from parquet_rows(path)
+        return
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -81,7 +91,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise DatasetError(f"dataset {path} cannot be read: {error.strerror or error} ({path.absolute()})") from error
 
 
-def _read_object(line: bytes) -> JsonObject:
+def _read_object(line: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(line, Mapping):
+        return line
     try:
         row = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
@@ -95,7 +107,7 @@ def _read_object(line: bytes) -> JsonObject:
     return row
 
 
-def _read_input(row: JsonObject, input_key: str, metadata_key: str) -> SessionInput:
+def _read_input(row: Mapping[str, Any], input_key: str, metadata_key: str) -> SessionInput:
     messages = None if row.get(input_key) is None else _read_messages(row[input_key], input_key)
     metadata = row.get(metadata_key)
     if metadata is not None and not isinstance(metadata, dict):

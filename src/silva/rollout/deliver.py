@@ -18,16 +18,18 @@ async def deliver(
     metrics: MetricsWriter,
     report: StepReport,
     num_rollout: int | None,
+    passrate: bool,
     say: Callable[[str], None],
 ) -> None:
     """Run rollout steps until `num_rollout` are done or the prompts are over. Nothing that failed is made up for."""
     rollout_id = 0
     while num_rollout is None or rollout_id < num_rollout:
-        groups = await producer.collect(rollout_id)
+        step = await producer.collect(rollout_id)
+        groups = step.groups
         if not groups:
             break
         ledger.end_prompts([group.prompt.prompt_id for group in groups], "delivered", step=rollout_id)
-        values = rollout_metrics(groups)
+        values = rollout_metrics(step, passrate=passrate)
         values |= await report.finish(rollout_id)
         metrics.write(rollout_id, values)
         reward = values.get("rollout/raw_reward")

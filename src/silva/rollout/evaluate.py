@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
-from silva.rollout.groups import FailureBudget, GroupResult, GroupRunner, GroupSettings
-from silva.rollout.metrics import one_a_session
+from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
+from silva.rollout.metrics import helper_metrics, passrate_metrics, reward_metrics
 from silva.rollout.producer import Producer, ProducerSettings
+from silva.rollout.tally import StepGroups, by_session
 from silva.store.ledger import RunLedger
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalResult:
-    """Reward over the sessions that were exported, and how many were not."""
+    """Reward over the sessions that have one, how many sessions were exported and how many slots yielded none.
+
+    `numbers` are its metrics over sessions and slots, by name.
+    """
 
     name: str
     rollout_id: int
     mean_reward: float | None
     num_sessions: int
     num_failed: int
+    numbers: dict[str, float] = field(default_factory=dict[str, float])
 
     def metrics(self) -> dict[str, float]:
         prefix = f"eval/{self.name}"
-        values = {f"{prefix}/num_sessions": float(self.num_sessions), f"{prefix}/num_failed": float(self.num_failed)}
-        if self.mean_reward is not None:
-            values[f"{prefix}/reward"] = self.mean_reward
-        return values
+        counts = {f"{prefix}/num_sessions": float(self.num_sessions), f"{prefix}/num_failed": float(self.num_failed)}
+        return {**counts, **self.numbers}
 
 
 class Evaluator:
@@ -44,6 +46,7 @@ class Evaluator:
         budget: FailureBudget,
         concurrency: int,
         settings: GroupSettings,
+        passrate: bool = False,
         on_step: Callable[[str, int], None] = lambda title, num_sessions: None,
     ):
         self._datasets = datasets
@@ -52,6 +55,7 @@ class Evaluator:
         self._budget = budget
         self._concurrency = concurrency
         self._settings = settings
+        self._passrate = passrate
         self._on_step = on_step
 
     async def run(self, rollout_id: int) -> list[EvalResult]:
@@ -70,18 +74,23 @@ class Evaluator:
             group_settings=self._settings,
             on_step=self._on_step,
         )
-        results = await producer.collect(rollout_id)
-        self._ledger.end_prompts([result.prompt.prompt_id for result in results], "delivered", step=rollout_id)
-        return self._summary(name, rollout_id, results, len(dataset.rows))
+        step = await producer.collect(rollout_id)
+        self._ledger.end_prompts([result.prompt.prompt_id for result in step.groups], "delivered", step=rollout_id)
+        return self._summary(name, rollout_id, step, len(dataset.rows))
 
-    def _summary(self, name: str, rollout_id: int, results: list[GroupResult], num_rows: int) -> EvalResult:
-        sessions = one_a_session(sample for result in results for sample in result.samples)
-        rewards = [sample.reward for sample in sessions if sample.reward is not None]
-        wanted = num_rows * self._settings.num_samples
+    def _summary(self, name: str, rollout_id: int, step: StepGroups, num_rows: int) -> EvalResult:
+        prefix = f"eval/{name}"
+        sessions = by_session(sample for result in step.groups for sample in result.samples)
+        numbers = {
+            **reward_metrics(f"{prefix}/reward", prefix, sessions),
+            **helper_metrics(prefix, sessions),
+            **(passrate_metrics(prefix, step.tallies) if self._passrate else {}),
+        }
         return EvalResult(
             name=name,
             rollout_id=rollout_id,
-            mean_reward=math.fsum(rewards) / len(rewards) if rewards else None,
-            num_sessions=len(rewards),
-            num_failed=wanted - len(rewards),
+            mean_reward=numbers.get(f"{prefix}/reward"),
+            num_sessions=len(sessions),
+            num_failed=num_rows * self._settings.num_samples - len(sessions),
+            numbers=numbers,
         )

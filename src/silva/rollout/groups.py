@@ -39,7 +39,7 @@ class SlotFailure:
 class GroupResult:
     """What became of one prompt. `end` tells why the group does not count, None for one that does.
 
-    `samples` are the exported contexts, session by session in the order of the slots; none where the group ended.
+    `samples` are the exported contexts, session by session in the order of the slots.
     """
 
     prompt: Prompt
@@ -233,7 +233,7 @@ class GroupRunner:
             end = None
         except GroupEnd as found:
             log.warning("group %s is %s (%s): %s", group.group_id, found.state, found.reason, found)
-            samples, end = (), found
+            end = found
         failures = tuple(result for result in results if isinstance(result, SlotFailure))
         return GroupResult(prompt=group.prompt, group_id=group.group_id, samples=samples, failures=failures, end=end)
 

@@ -1,55 +1,118 @@
-"""Numbers of one rollout step.
-
-Rewards and metadata are taken over sessions, lengths and turns over exported contexts.
-"""
+"""Numbers of one rollout step. Each session counts once, however many contexts it exported."""
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+from silva.credit.passrate import pass_rates
 from silva.credit.shared import num_shared_responses
-from silva.rollout.groups import GroupResult
+from silva.rollout.tally import GroupTally, StepGroups, by_session, first_reward
 from silva.types.rollout import TrainingSample
 
+log = logging.getLogger("silva.rollout")
 
-def rollout_metrics(groups: Sequence[GroupResult]) -> dict[str, float]:
-    """Reward, lengths, turns and metadata numbers over the sessions of groups that count."""
-    samples = [sample for group in groups for sample in group.samples]
-    sessions = one_a_session(samples)
-    rewards = [sample.reward for sample in sessions if sample.reward is not None]
+Contexts = Sequence[TrainingSample]
+
+_OWN_PREFIXES = tuple(
+    f"{name}/" for name in ("rollout", "train", "eval", "perf", "ledger", "forest", "gateway", "engine")
+)
+_OWN_FIELDS = ("staleness", "reward/latency_s")
+_OWN_HELPERS = ("response_len", "num_turn")
+
+
+def rollout_metrics(step: StepGroups, *, passrate: bool = False) -> dict[str, float]:
+    """Rewards, lengths, turns and the agents' numbers over the sessions of groups that count, and the rates over the
+    slots of all groups that ended in the step.
+    """
+    sessions = by_session(sample for group in step.groups for sample in group.samples)
     metrics: dict[str, float] = {
-        "rollout/num_groups": float(len(groups)),
+        "rollout/num_groups": float(len(step.groups)),
         "rollout/num_sessions": float(len(sessions)),
+        "rollout/num_contexts": float(sum(map(len, sessions))),
+        "rollout/shared_responses": float(num_shared_responses(one for some in sessions for one in some)),
+        **reward_metrics("rollout/raw_reward", "rollout", sessions),
+        **slot_metrics("rollout", step.tallies),
     }
-    if not samples:
+    if passrate:
+        metrics |= passrate_metrics("rollout", step.tallies)
+    if not sessions:
         return metrics
-    if rewards:
-        metrics["rollout/raw_reward"] = math.fsum(rewards) / len(rewards)
-    metrics["rollout/truncated_ratio"] = sum(sample.truncated for sample in samples) / len(samples)
-    metrics |= spread("rollout/response_len", [float(sample.num_trainable) for sample in samples])
-    metrics["rollout/shared_responses"] = float(num_shared_responses(samples))
-    metrics |= spread("rollout/num_turn", [float(sample.num_turns) for sample in samples])
-    for name, values in _metadata_numbers(sessions).items():
+    metrics["rollout/truncated_ratio"] = _mean([float(any(one.truncated for one in some)) for some in sessions])
+    metrics |= spread("rollout/response_len", [float(sum(response_lengths(some).values())) for some in sessions])
+    metrics |= spread("rollout/num_turn", [float(len(response_lengths(some))) for some in sessions])
+    metrics |= helper_metrics("rollout", sessions)
+    for name, values in _numbers(sessions, lambda sample: sample.metadata).items():
+        if name.startswith(_OWN_PREFIXES) or name in _OWN_FIELDS:
+            _tell_taken("metadata field", name)
+            continue
         metrics |= spread(name, values)
     return metrics
 
 
-def one_a_session(samples: Iterable[TrainingSample]) -> list[TrainingSample]:
-    """The first exported context of each session."""
-    first: dict[str, TrainingSample] = {}
-    for sample in samples:
-        first.setdefault(sample.session_id, sample)
-    return list(first.values())
+def reward_metrics(name: str, prefix: str, sessions: Sequence[Contexts]) -> dict[str, float]:
+    """The mean reward of the sessions that have one, and how many have."""
+    rewards = [reward for some in sessions if (reward := first_reward(some)) is not None]
+    metrics = {f"{prefix}/num_rewarded": float(len(rewards))}
+    if rewards:
+        metrics[name] = _mean(rewards)
+    return metrics
+
+
+def slot_metrics(prefix: str, tallies: Sequence[GroupTally]) -> dict[str, float]:
+    """What became of every slot, and of the groups that do not count; `raw_reward_all` takes failed slots as 0."""
+    slots, failed = sum(one.num_slots for one in tallies), sum(one.num_failed for one in tallies)
+    metrics = {f"{prefix}/num_slots": float(slots), f"{prefix}/num_failed": float(failed)}
+    for state in ("dropped", "filtered"):
+        metrics[f"{prefix}/num_{state}_groups"] = float(sum(one.state == state for one in tallies))
+    if slots:
+        metrics[f"{prefix}/failed_ratio"] = failed / slots
+    rewards = [reward for one in tallies for reward in one.rewards]
+    if len(rewards) + failed:
+        metrics[f"{prefix}/raw_reward_all"] = math.fsum(reward / (len(rewards) + failed) for reward in rewards)
+    return metrics
+
+
+def passrate_metrics(prefix: str, tallies: Sequence[GroupTally]) -> dict[str, float]:
+    """pass@k over the slots of all groups that ended. Failed slots are there, as not passed."""
+    if not tallies:
+        return {}
+    size = max(one.num_slots for one in tallies)
+    metrics: dict[str, float] = {}
+    for rate in pass_rates([(one.num_judged, one.num_passed) for one in tallies], group_size=size):
+        metrics[f"{prefix}/passrate/num_groups@{rate.k}"] = float(rate.num_groups)
+        if rate.value is not None:
+            metrics[f"{prefix}/passrate/pass@{rate.k}"] = rate.value
+    for name in ("failed", "unrewarded", "ambiguous"):
+        metrics[f"{prefix}/passrate/num_{name}"] = float(sum(getattr(one, f"num_{name}") for one in tallies))
+    return metrics
+
+
+def helper_metrics(prefix: str, sessions: Sequence[Contexts]) -> dict[str, float]:
+    """The numbers that came with rewards besides them."""
+    metrics: dict[str, float] = {}
+    for name, values in _numbers(sessions, lambda sample: sample.helpers).items():
+        if name in _OWN_HELPERS:
+            _tell_taken("entry of a reward object", name)
+            continue
+        metrics |= spread(f"{prefix}/{name}", values)
+    return metrics
+
+
+def response_lengths(contexts: Contexts) -> dict[int, int]:
+    """Sampled tokens of each turn of a session, by node; a turn that contexts share is there once."""
+    return {span.node_id: span.length for sample in contexts for span in sample.responses}
 
 
 def spread(prefix: str, values: Sequence[float]) -> dict[str, float]:
     """Mean, median, largest and smallest of some numbers."""
-    # Divided before they are added: the sum of large numbers that agents report may be no float any more.
     middle = statistics.median_low(values) / 2 + statistics.median_high(values) / 2
     return {
-        f"{prefix}/mean": math.fsum(value / len(values) for value in values),
+        f"{prefix}/mean": _mean(values),
         f"{prefix}/median": middle,
         f"{prefix}/max": max(values),
         f"{prefix}/min": min(values),
@@ -62,12 +125,24 @@ def staleness_metrics(samples: Iterable[TrainingSample], *, version: int) -> dic
     return {"staleness/mean": math.fsum(ages) / len(ages), "staleness/max": max(ages)} if ages else {}
 
 
-def _metadata_numbers(samples: Sequence[TrainingSample]) -> dict[str, list[float]]:
+def _mean(values: Sequence[float]) -> float:
+    # Divided before they are added: the sum of large numbers that agents report may be no float any more.
+    return math.fsum(value / len(values) for value in values)
+
+
+def _numbers(
+    sessions: Sequence[Contexts], fields_of: Callable[[TrainingSample], Mapping[str, Any]]
+) -> dict[str, list[float]]:
+    """By field, one value for each session that has it: the mean over its contexts that have it."""
     found: dict[str, list[float]] = {}
-    for sample in samples:
-        for name, value in sample.metadata.items():
-            if isinstance(value, (int, float)) and math.isfinite(_as_float(value)):
-                found.setdefault(name, []).append(_as_float(value))
+    for contexts in sessions:
+        here: dict[str, list[float]] = {}
+        for sample in contexts:
+            for name, value in fields_of(sample).items():
+                if isinstance(value, (int, float)) and math.isfinite(_as_float(value)):
+                    here.setdefault(name, []).append(_as_float(value))
+        for name, values in here.items():
+            found.setdefault(name, []).append(_mean(values))
     return found
 
 
@@ -76,3 +151,8 @@ def _as_float(value: float) -> float:
         return float(value)
     except OverflowError:
         return math.inf
+
+
+@functools.cache
+def _tell_taken(kind: str, name: str) -> None:
+    log.warning("the %s %r is left out of the metrics: Silva has numbers of that name; call it otherwise", kind, name)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from silva.data.prompts import Prompt, PromptSource
 from silva.rollout.groups import FailureBudget, GroupResult, GroupRunner, GroupSettings
+from silva.rollout.tally import GroupTally, StepGroups, tally
 from silva.store.ledger import RunLedger
 from silva.types.errors import GroupEnd
 
@@ -40,6 +41,7 @@ class _Step:
     last_end: GroupEnd | None = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     done: list[GroupResult] = field(default_factory=list[GroupResult])
+    ended: list[GroupTally] = field(default_factory=list[GroupTally])
     running: set[asyncio.Task[GroupResult]] = field(default_factory=set["asyncio.Task[GroupResult]"])
 
     def left(self) -> None:
@@ -79,7 +81,7 @@ class Producer:
         self._issued = dict(issued or {})
         self._on_step = on_step
 
-    async def collect(self, rollout_id: int) -> list[GroupResult]:
+    async def collect(self, rollout_id: int) -> StepGroups:
         """The groups of one step; fewer than a batch when the prompts are over, none when there is nothing left.
 
         Raises RunStopped when a whole batch of groups was dropped, or MAX_FILTERED_BATCHES of them filtered, and none
@@ -102,7 +104,7 @@ class Producer:
                     self._stop_if_wanted(step)
         if step.num_started and not step.done:
             self._stop_if_wanted(step)
-        return sorted(step.done, key=lambda result: result.prompt.position)
+        return StepGroups(groups=sorted(step.done, key=lambda result: result.prompt.position), ended=step.ended)
 
     def _fill(self, step: _Step, tasks: asyncio.TaskGroup) -> None:
         """Start groups while the step wants more, capacity is free and there are prompts."""
@@ -146,6 +148,7 @@ class Producer:
         step.num_dropped += end.state == "dropped"
         step.num_filtered += end.state == "filtered"
         step.last_end = end
+        step.ended.append(tally(result))
         self._ledger.end_prompts([result.prompt.prompt_id], end.state, reason=end.reason, step=step.rollout_id)
 
     def _is_hopeless(self, step: _Step) -> bool:

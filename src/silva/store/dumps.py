@@ -5,27 +5,29 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from silva.store.encode import to_json
 from silva.store.files import whole_file
-from silva.store.queries import load_samples
+from silva.store.queries import Context, load_contexts
 from silva.types.errors import ConfigError
-from silva.types.rollout import Mode, TrainingSample
+from silva.types.rollout import Mode
 
 PLACEHOLDER = "{rollout_id}"
+MAX_OUTPUT = 1 << 16
+"""Bytes of an agent's output that a line holds; a larger one is told by its length alone."""
 
 
-def check_dump_template(template: str) -> None:
+def check_dump_template(template: str, flag: str = "--save-debug-rollout-data") -> None:
     """ConfigError unless the path holds `{rollout_id}` and no other placeholder."""
     others = re.findall(r"\{[^{}]*\}|[{}]", template.replace(PLACEHOLDER, ""))
     if PLACEHOLDER not in template or others:
         found = f"it holds {others[0]}" if others else "it holds none"
         raise ConfigError(
-            f"--save-debug-rollout-data {template}: the path needs the placeholder {PLACEHOLDER}, "
-            f"and may hold no other; {found}"
+            f"{flag} {template}: the path needs the placeholder {PLACEHOLDER}, and may hold no other; {found}"
         )
 
 
@@ -40,9 +42,10 @@ def write_rollout_dump(
 ) -> Path:
     """Write the dump of the groups that were started in a rollout step (of one mode, or both) and return its path.
 
-    `conn` reads the ledger (`open_run`). A line holds the session's ids, status, reason and error, its timing,
-    requests, turns, aborts and weight versions, and, of an exported context, name, state key, reward, credit, metadata
-    and the per-token lists. A file appears whole or not at all; its parent directories are made.
+    `conn` reads the ledger (`open_run`). A line holds the row's input and label, what became of its prompt, the
+    session's ids, status, reason and error, output, timing, requests, turns, aborts and weight versions, and, of an
+    exported context, its name, conversation, state key, reward, credit, metadata and the per-token lists. A file
+    appears whole or not at all; its parent directories are made.
     """
     path = dump_path(path_template, rollout_id)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +57,8 @@ def write_rollout_dump(
 
 def _lines(conn: sqlite3.Connection, rollout_id: int, mode: Mode | None) -> Iterator[dict[str, Any]]:
     sessions = conn.execute(
-        "SELECT g.rollout_id, g.prompt_id, p.dataset, p.epoch, p.row, g.group_id, g.attempt, s.session_id, s.slot, "
+        "SELECT g.rollout_id, g.prompt_id, p.dataset, p.epoch, p.row, p.position, p.state AS prompt_state, "
+        "p.reason AS prompt_reason, g.group_id, g.attempt, g.n AS group_size, s.session_id, s.slot, "
         "s.try_index, s.mode, s.status, s.reason, s.error, s.reward AS session_reward, "
         "s.metadata AS session_metadata, s.started_s, s.ended_s "
         "FROM sessions s JOIN groups g USING (group_id) JOIN prompts p USING (prompt_id) "
@@ -65,13 +69,32 @@ def _lines(conn: sqlite3.Connection, rollout_id: int, mode: Mode | None) -> Iter
         session = {
             **dict(row),
             "session_metadata": json.loads(row["session_metadata"]),
+            **_row(conn, row["prompt_id"]),
+            **_output(conn, row["session_id"]),
             **_work(conn, row["session_id"]),
         }
-        samples = load_samples(conn, row["session_id"])
-        for sample in samples:
-            yield {**session, **_context(conn, sample)}
-        if not samples:
+        contexts = load_contexts(conn, row["session_id"])
+        for context in contexts:
+            yield {**session, **_context(context)}
+        if not contexts:
             yield {**session, **_NO_CONTEXT}
+
+
+def _row(conn: sqlite3.Connection, prompt_id: str) -> dict[str, Any]:
+    """What the dataset row holds: the agent's part and the label."""
+    (text,) = conn.execute("SELECT input FROM prompts WHERE prompt_id = ?", (prompt_id,)).fetchone()
+    content = json.loads(text)
+    return {"label": content.pop("label", None), "input": content}
+
+
+def _output(conn: sqlite3.Connection, session_id: str) -> dict[str, Any]:
+    """What the agent wrote as its result."""
+    (packed,) = conn.execute("SELECT output FROM sessions WHERE session_id = ?", (session_id,)).fetchone()
+    if packed is None:
+        return {"output": None, "output_len": None}
+    output = zlib.decompress(packed)
+    text = output.decode(errors="backslashreplace") if len(output) <= MAX_OUTPUT else None
+    return {"output": text, "output_len": len(output)}
 
 
 def _work(conn: sqlite3.Connection, session_id: str) -> dict[str, Any]:
@@ -97,14 +120,15 @@ def _work(conn: sqlite3.Connection, session_id: str) -> dict[str, Any]:
     }
 
 
-def _context(conn: sqlite3.Connection, sample: TrainingSample) -> dict[str, Any]:
-    (state_key,) = conn.execute(
-        "SELECT state_key FROM nodes WHERE session_id = ? AND node_id = ?", (sample.session_id, sample.node_id)
-    ).fetchone()
+def _context(context: Context) -> dict[str, Any]:
+    sample = context.sample
     return {
         "name": sample.name,
         "node_id": sample.node_id,
-        "state_key": state_key,
+        "state_key": context.state_key,
+        "messages": context.messages,
+        "tools": context.tools,
+        "chat_template_kwargs": context.template_kwargs,
         "num_turns": sample.num_turns,
         "truncated": sample.truncated,
         "reward": sample.reward,
@@ -127,6 +151,9 @@ _NO_CONTEXT: dict[str, Any] = {
     "name": None,
     "node_id": None,
     "state_key": None,
+    "messages": [],
+    "tools": [],
+    "chat_template_kwargs": {},
     "num_turns": 0,
     "truncated": False,
     "reward": None,

@@ -8,6 +8,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -217,19 +218,45 @@ _NODE_KEYS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """An exported context with what its tokens do not say: messages in Chat form, tools and template arguments."""
+
+    sample: TrainingSample
+    state_key: str
+    messages: list[JsonDoc]
+    tools: list[JsonDoc]
+    template_kwargs: JsonDoc
+
+
 def load_samples(conn: sqlite3.Connection, session_id: str) -> list[TrainingSample]:
     """The contexts of an exported session, their token lists joined from the nodes of their lineage."""
+    return [context.sample for context in load_contexts(conn, session_id)]
+
+
+def load_contexts(conn: sqlite3.Connection, session_id: str) -> list[Context]:
+    """The same contexts with their conversations."""
     rows = conn.execute(
         "SELECT m.*, s.group_id FROM samples m JOIN sessions s USING (session_id) WHERE session_id = ? ORDER BY seq",
         (safe_text(session_id),),
     ).fetchall()
     nodes = {node["node_id"]: _node_doc(node) for node in _nodes(conn, session_id)} if rows else {}
-    return [_sample(row, nodes) for row in rows]
+    return [_context(row, nodes) for row in rows]
 
 
-def _sample(row: sqlite3.Row, nodes: dict[int, JsonDoc]) -> TrainingSample:
+def _context(row: sqlite3.Row, nodes: dict[int, JsonDoc]) -> Context:
     parents = {node_id: node["parent_id"] for node_id, node in nodes.items()}
     path = [nodes[node_id] for node_id in lineage(row["node_id"], parents)]
+    return Context(
+        sample=_sample(row, path),
+        state_key=path[-1]["state_key"],
+        messages=[message for node in path for message in node["messages"]],
+        tools=path[0]["tools"] or [],
+        template_kwargs=path[0]["template_kwargs"] or {},
+    )
+
+
+def _sample(row: sqlite3.Row, path: list[JsonDoc]) -> TrainingSample:
     mask, logprobs, kept_mass = (
         [value for node in path for value in node[key]] for key in ("loss_mask", "logprobs", "kept_mass")
     )
@@ -300,6 +327,8 @@ def _node_doc(row: sqlite3.Row) -> JsonDoc:
         "weight_spans": json.loads(row["version_spans"]),
         "finish_reason": row["finish_reason"],
         "num_aborts": row["num_aborts"],
+        "tools": None if row["tools"] is None else json.loads(row["tools"]),
+        "template_kwargs": None if row["template_kwargs"] is None else json.loads(row["template_kwargs"]),
     }
 
 

@@ -7,23 +7,25 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from silva.credit.grpo import CreditShare, GroupStats, assign_group_credit
 from silva.inference.engine import Engine
 from silva.rollout.evaluate import Evaluator
 from silva.rollout.groups import GroupResult
 from silva.rollout.metrics import rollout_metrics, staleness_metrics
-from silva.rollout.producer import Producer
 from silva.rollout.report import StepReport
+from silva.rollout.tally import StepGroups
 from silva.state.lineage import SharedPrefix
 from silva.store.ledger import RunLedger
 from silva.store.metrics import MetricsWriter
 from silva.train.checkpoint import checkpoint_dir, prune_checkpoints
-from silva.train.policy import PolicyTrainer, StepResult
 from silva.types.rollout import TrainingSample
+
+if TYPE_CHECKING:  # they need torch, and a run that only collects does not
+    from silva.train.policy import PolicyTrainer, StepResult
 
 log = logging.getLogger("silva.train")
 
@@ -45,6 +47,7 @@ class TrainerSettings:
     eval_interval: int | None
     save_interval: int | None
     save_hf: Path | None
+    passrate: bool = False
     num_steps: int | None = None
     credit_share: CreditShare | None = "shared"
     shared_prefix: SharedPrefix = "once"
@@ -57,30 +60,56 @@ class TrainerSettings:
         return max(1, round(num_sessions / self.global_batch_size))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Update:
+    """The optimizer steps of a rollout step; none where nothing is trained."""
+
+    trained: list[TrainingSample]
+    num_too_long: int = 0
+    results: list[StepResult] = field(default_factory=list["StepResult"])
+
+    def metrics(self) -> dict[str, float]:
+        if not self.results:
+            return {}
+        return {**_mean_metrics(self.results), "train/too_long_samples": float(self.num_too_long)}
+
+
+class GroupSource(Protocol):
+    """Where the groups of a rollout step come from: agents that run now, or a record of some that ran."""
+
+    async def collect(self, rollout_id: int) -> StepGroups:
+        """The groups of one step; none that counts when there is nothing left."""
+        ...
+
+
 class Trainer:
     """One rollout step after the other, each with its update: staleness is 0.
 
-    Consumes groups of the Producer; produces weight versions (version n has seen n rollout steps), ledger ends
+    Consumes groups of its source; produces weight versions (version n has seen n rollout steps), ledger ends
     `trained`, metrics and checkpoints. The ledger is on the disk before a checkpoint that depends on it is written,
     so that a resumed run trains no prompt twice.
+
+    Without `policy` nothing is trained: the groups get their credit and end as `delivered`. Without `engine` the new
+    weights go nowhere, and without `ledger` and `report` nothing but metrics and checkpoints is written: such is a run
+    over recorded groups.
     """
 
     def __init__(
         self,
         *,
-        policy: PolicyTrainer,
-        engine: Engine,
-        producer: Producer,
+        policy: PolicyTrainer | None,
+        engine: Engine | None,
+        source: GroupSource,
         evaluator: Evaluator | None,
-        ledger: RunLedger,
+        ledger: RunLedger | None,
         metrics: MetricsWriter,
-        report: StepReport,
+        report: StepReport | None,
         settings: TrainerSettings,
         say: Callable[[str], None],
     ):
         self._policy = policy
         self._engine = engine
-        self._producer = producer
+        self._source = source
         self._evaluator = evaluator
         self._ledger = ledger
         self._metrics = metrics
@@ -115,6 +144,7 @@ class Trainer:
             if settings.save_interval and saved != rollout_id and rollout_id > settings.first_rollout:
                 await self._save(rollout_id)
             if settings.save_hf is not None:
+                assert self._policy is not None
                 await self._in_thread(self._policy.save_hf, settings.save_hf)
                 self._say(f"weights in Hugging Face form: {settings.save_hf}")
         finally:
@@ -123,35 +153,45 @@ class Trainer:
     async def _step(self, rollout_id: int) -> bool:
         """One rollout step and its update. False when there was no prompt left."""
         started_s = time.monotonic()
-        groups = await self._producer.collect(rollout_id)
+        step = await self._source.collect(rollout_id)
+        groups = step.groups
         if not groups:
             return False
         collected_s = time.monotonic()
         samples = [sample for group in groups for sample in group.samples]
         credited, stats = self._credit(samples)
         assert not stats.rejected, f"rewards were checked when the sessions ended: {stats.rejected}"
-        trained, num_too_long = self._policy.leave_out_too_long(credited)
-        num_steps = self._settings.steps_of(len({sample.session_id for sample in trained}))
-        results = await self._in_thread(lambda: self._policy.train_rollout(trained, num_steps=num_steps))
-        weights = await self._in_thread(self._policy.state_dict_for_engine)
-        await self._engine.load_weights(weights, version=rollout_id + 1)
+        update = await self._update(rollout_id, credited)
         trained_s = time.monotonic()
         self._write_ledger(rollout_id, groups, credited)
         values = {
-            **rollout_metrics(groups),
+            **rollout_metrics(step, passrate=self._settings.passrate),
             **stats.metrics(),
             **staleness_metrics(credited, version=rollout_id),
-            **_mean_metrics(results),
-            "train/too_long_samples": float(num_too_long),
+            **update.metrics(),
             "perf/step_s": trained_s - started_s,
             "perf/rollout_s": collected_s - started_s,
             "perf/train_s": trained_s - collected_s,
-            "perf/tokens_per_s": sum(len(sample.token_ids) for sample in trained) / (trained_s - started_s),
+            "perf/tokens_per_s": sum(len(sample.token_ids) for sample in update.trained) / (trained_s - started_s),
         }
-        values |= await self._report.finish(rollout_id)
+        if self._report is not None:
+            values |= await self._report.finish(rollout_id)
         self._metrics.write(rollout_id, values)
-        self._say(_step_line(rollout_id, values, results))
+        self._say(_step_line(rollout_id, values, update.results))
         return True
+
+    async def _update(self, rollout_id: int, credited: list[TrainingSample]) -> _Update:
+        """The optimizer steps of one rollout, and the new weights to the engine."""
+        policy = self._policy
+        if policy is None:
+            return _Update(trained=credited)
+        trained, num_too_long = policy.leave_out_too_long(credited)
+        num_steps = self._settings.steps_of(len({sample.session_id for sample in trained}))
+        results = await self._in_thread(lambda: policy.train_rollout(trained, num_steps=num_steps))
+        if self._engine is not None:
+            weights = await self._in_thread(policy.state_dict_for_engine)
+            await self._engine.load_weights(weights, version=rollout_id + 1)
+        return _Update(trained=trained, num_too_long=num_too_long, results=results)
 
     def _credit(self, samples: list[TrainingSample]) -> tuple[list[TrainingSample], GroupStats]:
         """The samples with their credit: that of their groups' rewards, unless a function of the user gave it."""
@@ -166,8 +206,11 @@ class Trainer:
         )
 
     def _write_ledger(self, rollout_id: int, groups: list[GroupResult], credited: list[TrainingSample]) -> None:
+        if self._ledger is None:
+            return
         self._ledger.set_credits(credited)
-        self._ledger.end_prompts([group.prompt.prompt_id for group in groups], "trained", step=rollout_id)
+        state = "delivered" if self._policy is None else "trained"
+        self._ledger.end_prompts([group.prompt.prompt_id for group in groups], state, step=rollout_id)
 
     async def _evaluate(self, rollout_id: int, *, last: bool = False) -> None:
         if self._evaluator is None:
@@ -183,11 +226,14 @@ class Trainer:
 
     async def _save(self, next_rollout: int) -> None:
         """A checkpoint after `next_rollout` steps; the ledger it depends on is on the disk first."""
-        await asyncio.wrap_future(self._ledger.flush_future())
+        policy = self._policy
+        assert policy is not None
+        if self._ledger is not None:
+            await asyncio.wrap_future(self._ledger.flush_future())
         root = self._settings.run_dir / "checkpoints"
         folder = checkpoint_dir(root, next_rollout)
         extra: dict[str, Any] = {"next_rollout": next_rollout}
-        await self._in_thread(lambda: self._policy.save_checkpoint(folder, step=next_rollout - 1, extra=extra))
+        await self._in_thread(lambda: policy.save_checkpoint(folder, step=next_rollout - 1, extra=extra))
         await self._in_thread(prune_checkpoints, root, self._settings.keep_checkpoints)
         self.saved_rollout = next_rollout
         log.info("checkpoint %s", folder)
@@ -210,8 +256,9 @@ def _mean_metrics(results: list[StepResult]) -> dict[str, float]:
 def _step_line(rollout_id: int, values: dict[str, float], results: list[StepResult]) -> str:
     skipped = [result.reason for result in results if result.reason is not None]
     note = f"  skipped: {', '.join(skipped)}" if skipped else ""
+    loss = f"  loss {values.get('train/loss', float('nan')):.4f}" if results else ""
+    train = f"  train {values['perf/train_s']:.1f} s" if results else ""
     return (
-        f"step {rollout_id}: reward {values.get('rollout/raw_reward', float('nan')):.3f}  "
-        f"loss {values.get('train/loss', float('nan')):.4f}  sessions {values['rollout/num_sessions']:.0f}  "
-        f"rollout {values['perf/rollout_s']:.1f} s  train {values['perf/train_s']:.1f} s{note}"
+        f"step {rollout_id}: reward {values.get('rollout/raw_reward', float('nan')):.3f}{loss}  "
+        f"sessions {values['rollout/num_sessions']:.0f}  rollout {values['perf/rollout_s']:.1f} s{train}{note}"
     )

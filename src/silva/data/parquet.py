@@ -1,0 +1,107 @@
+"""Rows of a Parquet file as JSON values."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import uuid
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from silva.types.errors import DatasetError
+
+_BATCH_ROWS = 1024
+
+
+def parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The rows of a file with their numbers from 1.
+
+    A cell becomes a JSON value when it is asked for: ValueError where it has none. Raises DatasetError for a file that
+    cannot be read, and without pyarrow.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise DatasetError(
+            f"dataset {path} is a Parquet file, which pyarrow reads, and that is not installed ({error}): "
+            "pip install 'silva[parquet]', or pip install pyarrow"
+        ) from error
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS):
+                columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+                for index in range(batch.num_rows):
+                    number += 1
+                    yield number, _Row(columns, index)
+    except (OSError, pa.ArrowException) as error:
+        raise DatasetError(f"dataset {path} cannot be read as a Parquet file: {error} ({path.absolute()})") from error
+
+
+class _Row(Mapping[str, Any]):
+    """One row of a batch of columns."""
+
+    def __init__(self, columns: Mapping[str, Any], index: int):
+        self._columns = columns
+        self._index = index
+
+    def __getitem__(self, name: str) -> Any:
+        cell = self._columns[name][self._index]
+        try:
+            value = cell.as_py(maps_as_pydicts="strict")
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+        ) as error:  # nanoseconds that Python's clock types cannot hold; map keys
+            raise ValueError(f"{name!r} holds a {cell.type} that has no JSON value: {error}") from error
+        return json_value(value, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+
+def json_value(value: Any, where: str) -> Any:
+    """A cell as a JSON value. Raises ValueError, naming the place, where it has none.
+
+    Bytes are UTF-8 text, times are ISO 8601 text, durations seconds, decimals numbers. A null in a struct is left out:
+    the format cannot tell it from a field that is not there.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float | Decimal):
+        return _number(value, where)
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError(f"{where!r} is a map whose keys are no texts")
+        return {key: json_value(item, f"{where}.{key}") for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [json_value(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{where!r} holds {len(value)} bytes that are no UTF-8 text") from error
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    if callable(plain := getattr(value, "tolist", None)):
+        return json_value(plain(), where)
+    raise ValueError(f"{where!r} holds a {type(value).__name__}, which is no JSON value")
+
+
+def _number(value: float | Decimal, where: str) -> float | int:
+    if not math.isfinite(value):
+        raise ValueError(f"{where!r} is {value}, which is no JSON value")
+    if isinstance(value, Decimal) and value == value.to_integral_value():
+        return int(value)
+    return float(value)
