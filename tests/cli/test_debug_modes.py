@@ -5,21 +5,34 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from silva_command import AGENT, run_silva, show, write_rows, write_script
 
 from silva.config.parse import from_values
 from silva.config.validate import validate
+from silva.rollout.credit import CustomAdvantage
 from silva.rollout.metrics import rollout_metrics
 from silva.rollout.recorded import RecordedGroups
-from silva.types.errors import ConfigError, DatasetError
+from silva.types.errors import ConfigError, DatasetError, SilvaError
 
 BY_SLOT = AGENT + (
     "slot, attempt = map(int, os.environ['RELAX_SESSION_ID'].split('-')[-3:-1])\n"
     "if n == 0 or n == 1 and slot == 2 or attempt == 0 and slot == 1: sys.exit(3)\n"
     "ask(messages); give({'reward': float(slot == 0), 'metadata': {'size': n}})\n"
 )
+
+
+def by_size() -> CustomAdvantage:
+    """Filters the groups of row 1, and gives the others their place as credit."""
+
+    async def credit(sessions: Any) -> object:
+        if sessions[0][None]["size"] == 1:
+            return None
+        return [{None: float(place)} for place in range(len(sessions))]
+
+    return CustomAdvantage(credit, failed=SilvaError)
 
 
 def test_rollout_as_in_training_without_an_update(tmp_path: Path, chatml_dir: Path) -> None:
@@ -59,6 +72,9 @@ def test_rollout_as_in_training_without_an_update(tmp_path: Path, chatml_dir: Pa
     again = rollout_metrics(step, passrate=True)
     assert again == pytest.approx({name: line[name] for name in again})
     assert asyncio.run(RecordedGroups(template, num_rollout=None).collect(1)).groups == []
+    credited = asyncio.run(RecordedGroups(template, num_rollout=None, credit=by_size()).collect(0))
+    assert [sample.credit for group in credited.groups for sample in group.samples] == [0.0, 1.0, 2.0]
+    assert sorted(group.state or "" for group in credited.ended) == ["dropped", "filtered"]
     with pytest.raises(DatasetError, match=r"1\.jsonl cannot be read"):
         asyncio.run(RecordedGroups(template, num_rollout=2).collect(1))
 

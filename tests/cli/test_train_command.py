@@ -56,8 +56,8 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     prepare(tmp_path, TWO_TURNS)
     write_rows(tmp_path / "eval.jsonl", 3)
     more = ("--eval-interval", 2, "--eval-prompt-data", "held", "eval.jsonl", "--save-interval", 1, "--save-hf", "out")
-    more += ("--rollout-temperature", 0.7, "--rollout-top-p", 0.9, "--save-debug-rollout-data", "{rollout_id}.jsonl")
-    done = run_silva(*options(model_dir, *more, "--log-passrate"), cwd=tmp_path)
+    more += ("--rollout-temperature", 0.7, "--rollout-top-p", 0.9)
+    done = run_silva(*options(model_dir, *more), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "eval held before step 0: reward" in done.stdout and "eval held at the end: reward" in done.stdout
     steps = [line for line in metrics(tmp_path / "run") if "train/loss" in line]
@@ -66,15 +66,6 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     assert all(line["train/rollout_logprob_abs_diff"] < 1e-3 for line in steps)
     assert all(line["train/grad_norm"] > 0 for line in steps)
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step_000001", "step_000002"]
-
-    replayed = replay(tmp_path, model_dir)
-    assert [line["step"] for line in replayed] == [0, 1]
-    for before, after in zip(steps, replayed, strict=True):
-        learned = {name for name in before if name.startswith(("train/", "rollout/", "letters/", "staleness/"))}
-        assert {"train/loss", "train/grad_norm", "rollout/passrate/pass@3", "letters/mean"} < learned
-        assert {name: after[name] for name in learned} == pytest.approx(
-            {name: before[name] for name in learned}, abs=1e-6
-        )
 
     start = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
@@ -106,7 +97,7 @@ def replay(tmp_path: Path, model_dir: Path) -> list[dict]:
     """Train on what the run recorded: no data, no agent, and the same options of training."""
     done = run_silva(
         *("train", "--debug-train-only", "--load-debug-rollout-data", "{rollout_id}.jsonl", "--hf-checkpoint"),
-        *(model_dir, "--lr", 0.001, "--micro-batch-size", 8, "--rollout-temperature", 0.7, "--run-dir", "replayed"),
+        *(model_dir, "--lr", 0.001, "--micro-batch-size", 8, "--run-dir", "replayed"),
         "--log-passrate",
         cwd=tmp_path,
     )
@@ -179,11 +170,20 @@ def test_failed_groups_are_replaced_and_the_last_step_of_the_epochs_may_be_small
     tmp_path: Path, model_dir: Path
 ) -> None:
     prepare(tmp_path, AGENT + "if n in (0, 3): sys.exit(3)\n" + TWO_TURNS.removeprefix(AGENT), rows=5)
-    done = run_silva(*options(model_dir, "--agent-retries", 0, "--num-epoch", 1, rollouts=9), cwd=tmp_path)
+    more = ("--agent-retries", 0, "--num-epoch", 1, "--save-debug-rollout-data", "{rollout_id}.jsonl", "--log-passrate")
+    done = run_silva(*options(model_dir, *more, rollouts=9), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert trained_rows(tmp_path / "run") == [1, 2, 4]
     assert show(tmp_path / "run")["counts"]["prompts"]["dropped"] == {"all_sessions_failed": 2}
-    assert [line["rollout/num_groups"] for line in metrics(tmp_path / "run")] == [2, 1]
+    steps, replayed = metrics(tmp_path / "run"), replay(tmp_path, model_dir)
+    assert [line["rollout/num_groups"] for line in steps] == [2, 1]
+    assert [line["step"] for line in replayed] == [0, 1]
+    for before, after in zip(steps, replayed, strict=True):
+        learned = {name for name in before if name.startswith(("train/", "rollout/", "letters/", "staleness/"))}
+        assert {"train/loss", "train/grad_norm", "rollout/passrate/pass@3", "letters/mean"} < learned
+        assert {name: after[name] for name in learned} == pytest.approx(
+            {name: before[name] for name in learned}, abs=1e-6
+        )
 
 
 def test_resume_needs_the_data_of_the_run(tmp_path: Path, model_dir: Path) -> None:
