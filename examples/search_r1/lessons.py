@@ -1,7 +1,7 @@
 """Written-out dialogues that the start model learns from: of somebody who searches, and of somebody who delegates.
 
-The registry of a lesson is made up anew in each, so a model that learned these facts by heart would know nothing: it has
-to read. What is never asked in a lesson (the held-out names with their attributes) stays unasked.
+Each lesson makes up its facts anew, so a model that learned them by heart would know nothing: it has to read. No lesson
+asks for a held-out attribute of a name.
 """
 
 from __future__ import annotations

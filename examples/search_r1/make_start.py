@@ -2,9 +2,9 @@
 
     python3 examples/search_r1/make_start.py --out runs/search_r1/start --seed 1
 
-writes `model/` (a Hugging Face folder: about 0.5 M Qwen3-shaped parameters and their own tokenizer), `corpus.jsonl` for
-the search service, and `train.jsonl`, `eval.jsonl`, `team_train.jsonl`, `team_eval.jsonl`. It takes about a minute on one
-core, needs no network, and the same seed gives the same files.
+writes `model/` (a Hugging Face folder: 0.44 M Qwen3-shaped parameters and their own tokenizer), `corpus.jsonl` for the
+search service, and the datasets `train.jsonl`, `eval.jsonl`, `team_train.jsonl` and `team_eval.jsonl`. It takes about a
+minute on one core, needs no network, and the same seed gives the same files.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, lesson: lessons.Lesson) -> start_
 def write_datasets(
     out: Path, seed: int, known: list[facts.Fact], held_out: list[facts.Fact], *, num_train: int, num_team_eval: int
 ) -> None:
-    """Four JSONL files: training rows in known phrasings about `known`, eval rows in other phrasings about `held_out`."""
+    """Four JSONL files: training rows about `known` facts, eval rows about `held_out` ones in their own phrasings."""
     rng = random.Random(f"datasets {seed}")
     train = [facts.single_row(rng.choice(known), rng.choice(facts.TRAIN_PHRASINGS)) for _ in range(num_train)]
     asked = [(fact, phrasing) for fact in held_out for phrasing in facts.EVAL_PHRASINGS[:2]]
