@@ -14,7 +14,15 @@ from pathlib import Path
 from silva.store.ledger import RunLedger
 from silva.store.queries import check_ledgers, counts, open_run, show_session
 from silva.types.generation import VersionSpan
-from silva.types.rollout import AttemptRecord, NodeRecord, RequestRecord, SessionRecord, TokenUsage, TrainingSample
+from silva.types.rollout import (
+    AttemptRecord,
+    NodeRecord,
+    RequestRecord,
+    ResponseSpan,
+    SessionRecord,
+    TokenUsage,
+    TrainingSample,
+)
 
 NUM_TURNS, NUM_GIVEN, NUM_SAMPLED, GROUP = 5, 512, 128, 8
 
@@ -25,10 +33,13 @@ def session(session_id: str, group_id: str) -> SessionRecord:
     for turn in range(NUM_TURNS):
         nodes += [_node(2 * turn + 1, "observation", NUM_GIVEN, 0), _node(2 * turn + 2, "response", 3, NUM_SAMPLED)]
     spans: list[VersionSpan] = []
+    responses: list[ResponseSpan] = []
     at = 0
     for turn in range(NUM_TURNS):
         for length, version in ((NUM_GIVEN + 3, -1), (NUM_SAMPLED, turn)):
             spans.append(VersionSpan(start=at, length=length, version=version))
+            if version >= 0:
+                responses.append(ResponseSpan(node_id=2 * turn + 2, start=at, length=length))
             at += length
     sample = TrainingSample(
         session_id=session_id,
@@ -41,8 +52,8 @@ def session(session_id: str, group_id: str) -> SessionRecord:
         logprobs=[i for node in nodes for i in node.logprobs],
         kept_mass=[i for node in nodes for i in node.kept_mass],
         version_spans=tuple(spans),
+        responses=tuple(responses),
         reward=0.5,
-        num_turns=NUM_TURNS,
     )
     return SessionRecord(
         session_id=session_id,

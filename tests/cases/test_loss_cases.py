@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from spans import responses_of
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from silva.agent.files import parse_output
@@ -51,6 +52,7 @@ def make_sample(session: str, reward: float | None, credit: float | None = None)
         logprobs=[0.0, -1.0, -1.0, -1.0],
         kept_mass=[1.0] * 4,
         version_spans=spans,
+        responses=responses_of([0, 1, 1, 1]),
         reward=reward,
         credit=credit,
     )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from spans import responses_of
 
 from silva.credit.grpo import assign_group_credit, group_advantages, has_no_spread
 from silva.types.generation import VersionSpan
@@ -27,6 +28,7 @@ def make_sample(session_id: str, group_id: str, reward: float | None, name: str 
         logprobs=[0.0, -0.5],
         kept_mass=[1.0, 1.0],
         version_spans=(VersionSpan(start=0, length=1, version=-1), VersionSpan(start=1, length=1, version=3)),
+        responses=responses_of([0, 1]),
         reward=reward,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from silva.store.ledger import RunLedger
@@ -10,6 +11,7 @@ from silva.types.rollout import (
     AttemptRecord,
     NodeRecord,
     RequestRecord,
+    ResponseSpan,
     SessionRecord,
     TokenUsage,
     TrainingSample,
@@ -63,9 +65,14 @@ def joined(nodes: list[NodeRecord], leaf: int, **more: Any) -> TrainingSample:
         "logprobs": [i for item in path for i in item.logprobs],
         "kept_mass": [i for item in path for i in item.kept_mass],
         "reward": 1.0,
-        "num_turns": sum(item.kind == "response" for item in path),
     }
-    return TrainingSample(node_id=leaf, version_spans=tuple(spans), **{**fields, **more})
+    ends = list(itertools.accumulate(len(item.token_ids) for item in path))
+    responses = tuple(
+        ResponseSpan(node_id=item.node_id, start=end - sum(item.loss_mask), length=sum(item.loss_mask))
+        for item, end in zip(path, ends, strict=True)
+        if item.kind == "response"
+    )
+    return TrainingSample(node_id=leaf, version_spans=tuple(spans), **{**fields, "responses": responses, **more})
 
 
 def forest() -> list[NodeRecord]:

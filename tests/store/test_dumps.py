@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def run_dir(tmp_path: Path) -> Path:
             joined(forest(), 6, name="side", reward=None, truncated=True, **ids),
         ]
         ledger.end_session(exported(f"{group}-s0", group, samples=samples, metadata={"big": 10**40}, reward=0.5))
-        ledger.set_credits([(f"{group}-s0", "main", 0.75), (f"{group}-s0", "side", 0.0)])
+        ledger.set_credits([replace(samples[0], credit=0.75), replace(samples[1], credit=0.0)])
         ledger.end_session(failed(f"{group}-s1", group, "agent exit=3"))
         ledger.end_prompts(["train:0:0"], "trained", step=0)
         begin(ledger, 1)

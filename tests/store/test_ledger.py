@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from store_records import begin, exported, failed, forest, joined
 from silva.store.files import LedgerError
 from silva.store.ledger import RunLedger
 from silva.store.queries import check_ledgers, counts, open_run, show_run, show_session
+from silva.types.rollout import ResponseSpan
 
 
 def test_a_session_comes_back_as_it_went_in(tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_a_shared_prefix_that_trains_once_is_stored_as_a_mask(tmp_path: Path) ->
     with RunLedger(tmp_path) as ledger:
         group = begin(ledger, 0)
         ledger.end_session(exported("train-g0-s0", group, nodes=nodes, samples=[main, side]))
-        ledger.set_credits([("train-g0-s0", "main", 0.5), ("train-g0-s0", "side", -0.5)])
+        ledger.set_credits([replace(main, credit=0.5), replace(side, credit=-0.5)])
         ledger.flush()
         doc = show_session(tmp_path, "train-g0-s0")
     assert [sample["credit"] for sample in doc["samples"]] == [0.5, -0.5]
@@ -103,7 +105,10 @@ def test_a_sample_that_differs_from_its_nodes_is_refused_whole(tmp_path: Path, c
     good = joined(forest(), 4, session_id="train-g0-s0", group_id="train-g0")
     wrong = {
         "ids": {"token_ids": [99, *good.token_ids[1:]]},
-        "mask": {"loss_mask": [1, *good.loss_mask[1:]]},
+        "mask": {
+            "loss_mask": [1, *good.loss_mask[1:]],
+            "responses": (ResponseSpan(node_id=1, start=0, length=1), *good.responses),
+        },
         "logprobs": {"logprobs": [*good.logprobs[:-1], -7.0]},
     }[change]
     bad = joined(forest(), 4, session_id="train-g0-s0", group_id="train-g0", **wrong)
@@ -190,21 +195,14 @@ def test_counts_keep_eval_apart(tmp_path: Path) -> None:
     assert [group["rollout_id"] for group in doc["groups"]] == [0, 0]
 
 
-def test_group_rewards_overwrite_what_the_session_brought(tmp_path: Path) -> None:
-    with RunLedger(tmp_path) as ledger:
-        group = begin(ledger, 0)
-        ledger.end_session(exported(f"{group}-s0", group))
-        ledger.set_rewards([(f"{group}-s0", None, 0.25)]).result(5)
-        doc = show_session(tmp_path, f"{group}-s0")
-    assert (doc["reward"], doc["samples"][0]["reward"]) == (0.25, 0.25)
-
-
 def test_a_credit_for_an_unknown_context_is_refused(tmp_path: Path) -> None:
     ledger = RunLedger(tmp_path)
     group = begin(ledger, 0)
-    ledger.end_session(exported(f"{group}-s0", group))
+    record = exported(f"{group}-s0", group)
+    ledger.end_session(record)
+    known = replace(record.samples[0], credit=1.0)
     with pytest.raises(AssertionError, match="0 rows changed"):
-        ledger.set_credits([(f"{group}-s0", None, 1.0), (f"{group}-s0", "ghost", 1.0)]).result(5)
+        ledger.set_credits([known, replace(known, name="ghost")]).result(5)
     with pytest.raises(AssertionError):
         ledger.close()
     doc = show_session(tmp_path, f"{group}-s0")

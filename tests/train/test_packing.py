@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from spans import responses_of
 from train_tiny import make_sample, random_samples
 
 from silva.train.packing import PackedRow, pack_batch, split_sessions
@@ -113,7 +114,7 @@ def test_samples_that_cannot_be_trained_are_named() -> None:
     with pytest.raises(SilvaError, match=r"s1.*no credit"):
         pack_batch([replace(good, credit=None)], micro_batch_size=1)
     with pytest.raises(SilvaError, match=r"s1.*first token"):
-        pack_batch([replace(good, loss_mask=[1, 1, 1])], micro_batch_size=1)
+        pack_batch([replace(good, loss_mask=[1, 1, 1], responses=responses_of([1, 1, 1]))], micro_batch_size=1)
     with pytest.raises(SilvaError, match=r"s1.*not finite"):
         pack_batch([replace(good, logprobs=[0.0, math.nan, -1.0])], micro_batch_size=1)
     # where the mask is 0 nothing is read

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from spans import responses_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -71,6 +72,7 @@ def make_sample(
         logprobs=logprobs or [-1.0 * bit for bit in mask],
         kept_mass=[1.0] * len(mask),
         version_spans=tuple(spans),
+        responses=responses_of(mask),
         reward=0.0,
         credit=credit,
     )

@@ -36,6 +36,7 @@ from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
 from silva.rollout.open_sessions import OpenSessions
 from silva.rollout.producer import Producer, ProducerSettings
 from silva.rollout.report import StepReport
+from silva.rollout.rewards import OutputRewards
 from silva.state.codec import TurnCodec
 from silva.state.lineage import ExportMode
 from silva.state.parsers import TurnParser
@@ -413,6 +414,7 @@ async def open_groups(runtime: Runtime) -> tuple[GroupRunner, FailureBudget]:
         driver=ProcessDriver(runner, settings, runtime.clock, runtime.registry.end),
         ledger=runtime.ledger,
         budget=budget,
+        rewards=OutputRewards(),
         on_scored=runtime.view.scored,
     )
     return groups, budget

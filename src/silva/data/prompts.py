@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from silva.data.rows import Dataset
 from silva.types.errors import DatasetError
@@ -13,7 +14,10 @@ from silva.types.rollout import SessionInput
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """One use of one dataset row. `position` counts the prompts of a run in their order of issue."""
+    """One use of one dataset row. `position` counts the prompts of a run in their order of issue.
+
+    `label` is for those who judge a session; its agent does not get it.
+    """
 
     prompt_id: str
     dataset: str
@@ -21,6 +25,7 @@ class Prompt:
     row: int
     position: int
     input: SessionInput
+    label: Any = None
 
 
 class PromptSource:
@@ -82,4 +87,5 @@ class PromptSource:
             row=row,
             position=position,
             input=self._dataset.rows[row].input,
+            label=self._dataset.rows[row].label,
         )

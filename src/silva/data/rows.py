@@ -19,10 +19,11 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One usable dataset row. `line` counts from 1 in its file."""
+    """One usable dataset row. `line` counts from 1 in its file; `label` is for those who judge, not for the agent."""
 
     line: int
     input: SessionInput
+    label: Any = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

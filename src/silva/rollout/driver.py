@@ -139,23 +139,15 @@ class ProcessDriver:
         raise AgentExecutionError(reason, message, log_tail=log_tail(files.command_log))
 
 
-def implicit_records(
-    session: Session, output: OutputDocument, export: ExportMode, *, need_reward: bool = True
-) -> list[ExportRecord]:
+def implicit_records(session: Session, output: OutputDocument, export: ExportMode) -> list[ExportRecord]:
     """The contexts of a session whose agent named none, each with the reward that its output holds.
 
     Under `leaves` they are called leaf-0, leaf-1, ... in the order in which their last responses were written. Raises
-    SessionFailure: `no_response`, `not_linear`, and with `need_reward` `reward_missing`.
+    SessionFailure: `no_response`, `not_linear`.
     """
     if not any(node.kind == "response" for node in session.forest.nodes):
         raise SessionFailure("no_response", f"the agent ended without an answer of the model: {_why_none(session)}")
     leaves = exported_leaves(session.forest, export)
-    if output.reward is None and need_reward:
-        raise SessionFailure(
-            "reward_missing",
-            "the agent's output holds no reward, and no reward function is configured; let the agent write "
-            '{"reward": NUMBER} to RELAX_OUTPUT_JSON',
-        )
     return [
         ExportRecord(
             name=f"leaf-{number}" if export == "leaves" else None,

@@ -6,20 +6,23 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from silva.data.prompts import Prompt
 from silva.gateway.sessions import SessionRegistry
 from silva.rollout.driver import RUNNER_LOST, SessionDriver
-from silva.state.lineage import build_samples, node_records
+from silva.state.lineage import SharedPrefix, build_samples, node_records
 from silva.state.session import Session
 from silva.store.ledger import RunLedger
-from silva.types.errors import RunStopped, SessionFailure
+from silva.types.errors import GroupEnd, RunStopped, SessionFailure
 from silva.types.messages import JsonObject
 from silva.types.rollout import Mode, SessionRecord, SessionStatus, TrainingSample
 
 log = logging.getLogger("silva.rollout")
+
+Samples = tuple[TrainingSample, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,13 +36,39 @@ class SlotFailure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupResult:
-    """What became of one prompt. `dropped` is the reason where too few sessions are left, else None."""
+    """What became of one prompt. `end` tells why the group does not count, None for one that does.
+
+    `samples` are the exported contexts, session by session in the order of the slots; none where the group ended.
+    """
 
     prompt: Prompt
     group_id: str
-    samples: tuple[TrainingSample, ...]
+    samples: Samples
     failures: tuple[SlotFailure, ...]
-    dropped: str | None = None
+    end: GroupEnd | None = None
+
+
+class RewardStage(Protocol):
+    """Gives sessions their rewards once their agents ended. With `group_wise` a whole group is judged at once."""
+
+    @property
+    def group_wise(self) -> bool: ...
+
+    async def judge_session(self, session: Session, samples: Samples) -> Samples:
+        """The contexts of one session with their rewards. Raises SessionFailure."""
+        ...
+
+    async def judge_group(self, ended: Sequence[tuple[Session, Samples]]) -> list[Samples | SessionFailure]:
+        """The same for all sessions of a group, one result each. Raises GroupEnd."""
+        ...
+
+
+class CreditStage(Protocol):
+    """Gives the contexts of a group their credits before the group counts."""
+
+    async def assign(self, samples: Samples) -> Samples:
+        """All exported contexts of a group, in the order of its slots. Raises GroupEnd."""
+        ...
 
 
 class FailureBudget:
@@ -70,33 +99,73 @@ class FailureBudget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSettings:
-    """How the groups of one mode run. `text_only`: what takes the samples cannot take images."""
+    """How the groups of one mode run.
+
+    `text_only`: what takes the samples cannot take images. `one_context`: why a session may export no more than one
+    context, None where it may.
+    """
 
     mode: Mode
     num_samples: int
     min_size: int
     num_retries: int
     text_only: bool = False
+    one_context: str | None = None
+    shared_prefix: SharedPrefix = "once"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a session ended, before it is written."""
+    """How a session ended, before it is written. `retry`: its slot may get another session."""
 
     status: SessionStatus
-    samples: tuple[TrainingSample, ...] = ()
+    samples: Samples = ()
     reason: str | None = None
     message: str | None = None
     reward: float | None = None
     metadata: JsonObject = field(default_factory=dict[str, object])
+    retry: bool = True
+
+    @classmethod
+    def exported(cls, samples: Samples) -> Outcome:
+        """Reward and metadata of a session are those of the context that carries its reward, else the first's."""
+        first = next((sample for sample in samples if sample.reward is not None), samples[0])
+        return cls(status="exported", samples=samples, reward=first.reward, metadata=first.metadata)
+
+    @classmethod
+    def failed(cls, failure: SessionFailure, *, retry: bool = True) -> Outcome:
+        return cls(status="failed", reason=failure.reason, message=str(failure), retry=retry)
+
+
+_STOPPED = Outcome(status="cancelled", reason="run_stopped", message="the run stopped before the session ended")
+
+
+@dataclass(kw_only=True, eq=False)
+class _Group:
+    """A group that runs. `num_resident` slots still have an agent, `left` is called when none has; `held` are the
+    sessions that ended and wait, unwritten, for the judgement of the whole group.
+    """
+
+    prompt: Prompt
+    group_id: str
+    place: str
+    settings: GroupSettings
+    left: Callable[[], None]
+    num_resident: int
+    held: dict[str, tuple[Session, Outcome]] = field(default_factory=dict[str, "tuple[Session, Outcome]"])
+
+    def slot_left(self) -> None:
+        self.num_resident -= 1
+        if self.num_resident == 0:
+            self.left()
 
 
 class GroupRunner:
-    """Runs the sessions of a prompt and writes each to the ledger.
+    """Runs the sessions of a prompt, has them judged and credited, and writes each to the ledger.
 
     Consumes a Prompt that the ledger knows as pending; waits for its sessions (all slots at once, retries one after the
-    other); produces a GroupResult. A failed session is data. Raises RunStopped when the failure budget is spent, and
-    when agents cannot be run any more.
+    other), then for rewards and credit; produces a GroupResult. A failed session is data. Raises RunStopped when the
+    failure budget is spent, and when agents cannot be run any more.
     """
 
     def __init__(
@@ -106,96 +175,213 @@ class GroupRunner:
         driver: SessionDriver,
         ledger: RunLedger,
         budget: FailureBudget,
+        rewards: RewardStage,
+        credit: CreditStage | None = None,
         on_scored: Callable[[Mode], None] = lambda mode: None,
     ):
+        """`credit` works on groups for training only; without it, samples stay without credit."""
+        self._rewards = rewards
+        self._credit = credit
         self._registry = registry
         self._driver = driver
         self._ledger = ledger
         self._budget = budget
         self._on_scored = on_scored
 
-    async def run(self, prompt: Prompt, settings: GroupSettings, *, rollout_id: int, attempt: int = 0) -> GroupResult:
+    async def run(
+        self,
+        prompt: Prompt,
+        settings: GroupSettings,
+        *,
+        rollout_id: int,
+        attempt: int = 0,
+        left: Callable[[], None] = lambda: None,
+    ) -> GroupResult:
+        """One group to its end. `left` is called when its agents ended; rewards and credit come after that."""
         place = f"g{rollout_id}-{prompt.prompt_id.replace(':', '-')}-{attempt}"
         group_id = f"{place}-{secrets.token_hex(4)}"  # a resumed run may come by the same place again
         self._ledger.start_group(
             group_id, prompt_id=prompt.prompt_id, n=settings.num_samples, rollout_id=rollout_id, attempt=attempt
         )
-        async with asyncio.TaskGroup() as tasks:
-            slots = [
-                tasks.create_task(self._fill_slot(prompt, group_id, slot, settings, place))
-                for slot in range(settings.num_samples)
-            ]
-        results = [slot.result() for slot in slots]
-        samples = tuple(sample for result in results if not isinstance(result, SlotFailure) for sample in result)
-        failures = tuple(result for result in results if isinstance(result, SlotFailure))
-        num_left = len(results) - len(failures)
-        dropped = None
-        if num_left < settings.min_size:
-            dropped = "all_sessions_failed" if num_left == 0 else "group_too_small"
-            samples = ()
-        return GroupResult(prompt=prompt, group_id=group_id, samples=samples, failures=failures, dropped=dropped)
+        group = _Group(
+            prompt=prompt,
+            group_id=group_id,
+            place=place,
+            settings=settings,
+            left=left,
+            num_resident=settings.num_samples,
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                slots = [tasks.create_task(self._fill_slot(group, slot)) for slot in range(settings.num_samples)]
+            return await self._close(group, [slot.result() for slot in slots])
+        finally:
+            for session, _ in group.held.values():
+                self._write(session, _STOPPED)
 
-    async def _fill_slot(
-        self, prompt: Prompt, group_id: str, slot: int, settings: GroupSettings, place: str
-    ) -> tuple[TrainingSample, ...] | SlotFailure:
-        result = await self._run_slot(prompt, group_id, slot, settings, place)
-        self._on_scored(settings.mode)
+    async def _close(self, group: _Group, results: list[Samples | SlotFailure]) -> GroupResult:
+        """Judge what waits for the whole group, then credit what is left of it."""
+        samples: Samples = ()
+        try:
+            results = await self._judge_held(group, results)
+            samples = tuple(sample for result in results if not isinstance(result, SlotFailure) for sample in result)
+            self._check_size(group, results)
+            if self._credit is not None and group.settings.mode == "train":
+                samples = await self._credit.assign(samples)
+            end = None
+        except GroupEnd as found:
+            log.warning("group %s is %s (%s): %s", group.group_id, found.state, found.reason, found)
+            samples, end = (), found
+        failures = tuple(result for result in results if isinstance(result, SlotFailure))
+        return GroupResult(prompt=group.prompt, group_id=group.group_id, samples=samples, failures=failures, end=end)
+
+    def _check_size(self, group: _Group, results: Sequence[Samples | SlotFailure]) -> None:
+        num_left = sum(not isinstance(result, SlotFailure) for result in results)
+        if num_left < group.settings.min_size:
+            reason = "all_sessions_failed" if num_left == 0 else "group_too_small"
+            raise GroupEnd(
+                reason,
+                f"{num_left} of {len(results)} sessions are left, and {group.settings.min_size} are needed "
+                "(--agentic-min-group-size)",
+            )
+
+    async def _judge_held(self, group: _Group, results: list[Samples | SlotFailure]) -> list[Samples | SlotFailure]:
+        """Have the group judged as a whole, where rewards are given so, and write its sessions."""
+        if not group.held:
+            return results
+        held = [group.held.get(_session_of(result)) for result in results]
+        waiting = [entry for entry in held if entry is not None]
+        try:
+            judged = await self._rewards.judge_group([(session, outcome.samples) for session, outcome in waiting])
+        except GroupEnd:
+            for session, outcome in waiting:
+                self._end_held(group, session, outcome)
+            raise
+        outcomes = iter(
+            Outcome.failed(verdict, retry=False) if isinstance(verdict, SessionFailure) else Outcome.exported(verdict)
+            for verdict in judged
+        )
+        settled: list[Samples | SlotFailure] = []
+        for result, entry in zip(results, held, strict=True):
+            if entry is None:
+                settled.append(result)
+                continue
+            session, outcome = entry[0], next(outcomes)
+            self._end_held(group, session, outcome)
+            settled.append(self._settled(session, outcome))
+        return settled
+
+    def _end_held(self, group: _Group, session: Session, outcome: Outcome) -> None:
+        del group.held[session.session_id]
+        self._write(session, outcome)
+
+    async def _fill_slot(self, group: _Group, slot: int) -> Samples | SlotFailure:
+        result = await self._run_slot(group, slot)
+        self._on_scored(group.settings.mode)
         return result
 
-    async def _run_slot(
-        self, prompt: Prompt, group_id: str, slot: int, settings: GroupSettings, place: str
-    ) -> tuple[TrainingSample, ...] | SlotFailure:
+    async def _run_slot(self, group: _Group, slot: int) -> Samples | SlotFailure:
         """One session after the other until one is exported or the retries are used up.
 
         A session that was lost with the runner process says nothing about its agent: it costs neither a retry nor
-        budget (the runner has a bound of its own).
+        budget (the runner has a bound of its own). What fails in its judgement is judged no better by running the
+        agent again.
         """
-        num_failed = 0
+        settings, num_failed = group.settings, 0
         for try_index in itertools.count():
-            session_id = f"{group_id}-{slot}-{try_index}-{secrets.token_hex(12)}"
-            self._ledger.start_session(session_id, group_id=group_id, slot=slot, try_index=try_index)
-            session = self._registry.open(session_id, group_id, settings.mode)
-            session.input = prompt.input
-            session.prompt_id = prompt.prompt_id
-            session.runtime_group_id = group_id if settings.mode == "train" else f"{group_id}-{slot}"
-            session.seed_key = f"{place}-{slot}-{try_index}"
-            outcome = await self._run_session(session, text_only=settings.text_only)
-            if outcome.status == "exported":
-                self._budget.success()
-                return outcome.samples
-            failure = SlotFailure(session_id=session_id, reason=outcome.reason or "", message=outcome.message or "")
-            log.warning("session %s failed (%s): %s", session_id, failure.reason, failure.message)
-            if failure.reason == RUNNER_LOST:
+            session = self._open(group, slot, try_index)
+            outcome = await self._run_session(group, session)
+            result = self._settled(session, outcome) if outcome.reason != RUNNER_LOST else None
+            if result is None:
+                log.warning("session %s failed (%s): %s", session.session_id, outcome.reason, outcome.message)
                 continue
-            self._budget.failure(failure)
+            if not isinstance(result, SlotFailure) or not outcome.retry:
+                return result
             num_failed += 1
             if num_failed > settings.num_retries:
-                return failure
+                group.slot_left()
+                return result
         raise AssertionError("the tries are counted for ever")
 
-    async def _run_session(self, session: Session, *, text_only: bool) -> Outcome:
-        """The recorder: whatever happens to the session, its end is written once."""
-        outcome = Outcome(status="cancelled", reason="run_stopped", message="the run stopped before the session ended")
+    def _open(self, group: _Group, slot: int, try_index: int) -> Session:
+        settings, prompt = group.settings, group.prompt
+        session_id = f"{group.group_id}-{slot}-{try_index}-{secrets.token_hex(12)}"
+        self._ledger.start_session(session_id, group_id=group.group_id, slot=slot, try_index=try_index)
+        session = self._registry.open(session_id, group.group_id, settings.mode)
+        session.input = prompt.input
+        session.label = prompt.label
+        session.prompt_id = prompt.prompt_id
+        whole = settings.mode == "train" or self._rewards.group_wise
+        session.runtime_group_id = group.group_id if whole else f"{group.group_id}-{slot}"
+        session.seed_key = f"{group.place}-{slot}-{try_index}"
+        return session
+
+    def _settled(self, session: Session, outcome: Outcome) -> Samples | SlotFailure:
+        """What a slot yields of a session that ended. Counts it in the failure budget."""
+        if outcome.status == "exported":
+            self._budget.success()
+            return outcome.samples
+        failure = SlotFailure(session_id=session.session_id, reason=outcome.reason or "", message=outcome.message or "")
+        log.warning("session %s failed (%s): %s", session.session_id, failure.reason, failure.message)
+        self._budget.failure(failure)
+        return failure
+
+    async def _run_session(self, group: _Group, session: Session) -> Outcome:
+        """The recorder: whatever happens to the session, its end is written once (by `_judge_held` where it waits for
+        the judgement of its group).
+        """
+        outcome, in_runtime = _STOPPED, True
         try:
-            session.open_gate()
-            records = await self._driver.run(session)
-            samples = build_samples(session.forest, records, session_id=session.session_id, group_id=session.group_id)
-            if text_only:
-                refuse_images(samples)
-            outcome = Outcome(
-                status="exported", samples=samples, reward=records[0].reward, metadata=records[0].metadata
-            )
+            samples = await self._export(group.settings, session)
+            in_runtime = False
+            group.slot_left()
+            if self._rewards.group_wise:
+                outcome = Outcome.exported(samples)
+                group.held[session.session_id] = (session, outcome)
+                return outcome
+            outcome = Outcome.exported(await self._rewards.judge_session(session, samples))
         except SessionFailure as failure:
-            outcome = Outcome(status="failed", reason=failure.reason, message=str(failure))
+            outcome = Outcome.failed(failure, retry=in_runtime)
         except RunStopped:
             raise  # no fault of this session: it is cancelled with the run
         except Exception as error:  # a session's fault must not take the run with it
             log.exception("session %s failed inside Silva", session.session_id)
-            outcome = Outcome(status="failed", reason="internal_error", message=f"{type(error).__name__}: {error}")
+            message = f"{type(error).__name__}: {error}"
+            outcome = Outcome.failed(SessionFailure("internal_error", message), retry=in_runtime)
         finally:
             await self._registry.end(session.session_id)
-            self._ledger.end_session(session_record(session, outcome))
+            if session.session_id not in group.held:
+                self._write(session, outcome)
         return outcome
+
+    async def _export(self, settings: GroupSettings, session: Session) -> Samples:
+        """Run the session's agent and form the contexts that it exports. Raises SessionFailure."""
+        session.open_gate()
+        try:
+            records = await self._driver.run(session)
+        finally:
+            await self._registry.end(session.session_id)
+        samples = build_samples(
+            session.forest,
+            records,
+            session_id=session.session_id,
+            group_id=session.group_id,
+            shared_prefix=settings.shared_prefix,
+        )
+        if settings.text_only:
+            refuse_images(samples)
+        if settings.one_context is not None and len(samples) > 1:
+            raise SessionFailure(
+                "several_contexts", f"the session exported {len(samples)} contexts; {settings.one_context}"
+            )
+        return samples
+
+    def _write(self, session: Session, outcome: Outcome) -> None:
+        self._ledger.end_session(session_record(session, outcome))
+
+
+def _session_of(result: Samples | SlotFailure) -> str:
+    return result.session_id if isinstance(result, SlotFailure) else result[0].session_id
 
 
 def refuse_images(samples: Iterable[TrainingSample]) -> None:
@@ -224,4 +410,5 @@ def session_record(session: Session, outcome: Outcome) -> SessionRecord:
         requests=session.requests,
         attempts=session.attempts,
         samples=list(outcome.samples),
+        output=session.output,
     )

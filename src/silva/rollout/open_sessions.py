@@ -41,18 +41,19 @@ class OpenSessions:
 
     async def finish(self, session: Session, body: bytes) -> JsonObject:
         """Export a finished session. A failed export is an answer too, never an error of the request."""
+        session.output = body or None
         try:
             output = await asyncio.to_thread(parse_output, body)
-            records = implicit_records(session, output, self._export, need_reward=False)
+            records = implicit_records(session, output, self._export)
             samples = build_samples(session.forest, records, session_id=session.session_id, group_id=session.group_id)
-            outcome = Outcome(status="exported", samples=samples, reward=output.reward, metadata=output.metadata)
+            outcome = Outcome.exported(samples)
         except SessionFailure as failure:
-            outcome = Outcome(status="failed", reason=failure.reason, message=str(failure))
+            outcome = Outcome.failed(failure)
         await self._end(session, outcome)
         answer: JsonObject = {
             "status": outcome.status,
             "reason": outcome.reason,
-            "num_samples": len(outcome.samples),
+            "num_samples": sum(sample.num_trainable > 0 for sample in outcome.samples),
         }
         return answer if outcome.message is None else {**answer, "message": outcome.message}
 

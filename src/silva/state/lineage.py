@@ -9,10 +9,12 @@ from silva.state.forest import Node, SessionForest
 from silva.types.errors import SessionFailure
 from silva.types.generation import VersionSpan, join_spans
 from silva.types.messages import JsonObject
-from silva.types.rollout import ExportRecord, NodeRecord, TrainingSample
+from silva.types.rollout import ExportRecord, NodeRecord, ResponseSpan, TrainingSample
 
 UNSAMPLED_VERSION = -1
 ExportMode = Literal["strict", "last", "leaves"]
+SharedPrefix = Literal["once", "each"]
+"""How often a turn that several contexts of a session share is trained: by the first of them, or by each."""
 
 
 def exported_leaves(forest: SessionForest, mode: ExportMode) -> list[Node]:
@@ -58,14 +60,24 @@ def linear_leaf(forest: SessionForest) -> Node:
 
 
 def build_samples(
-    forest: SessionForest, records: Iterable[ExportRecord], *, session_id: str, group_id: str
+    forest: SessionForest,
+    records: Iterable[ExportRecord],
+    *,
+    session_id: str,
+    group_id: str,
+    shared_prefix: SharedPrefix = "once",
 ) -> tuple[TrainingSample, ...]:
-    """The exported contexts of a session. What several of them share is trained by the first one only."""
+    """The exported contexts of a session, one for each record and in their order.
+
+    Under `once`, what several of them share is trained by the first one only; a context of which nothing is left then
+    has a mask of zeros.
+    """
     trained: set[int] = set()
     samples: list[TrainingSample] = []
     for record in records:
         samples.append(build_sample(forest, record, session_id=session_id, group_id=group_id, trained=trained))
-        trained.update(node.node_id for node in forest.nodes[record.node_id].path())
+        if shared_prefix == "once":
+            trained.update(node.node_id for node in forest.nodes[record.node_id].path())
     return tuple(samples)
 
 
@@ -86,7 +98,7 @@ def build_sample(
     logprobs: list[float] = []
     kept: list[float] = []
     spans: list[VersionSpan] = []
-    prompt_len = num_turns = 0
+    responses: list[ResponseSpan] = []
     node = forest.nodes[record.node_id]
     for step in node.path():
         sampled = len(step.ids) - step.lead
@@ -96,22 +108,22 @@ def build_sample(
         logprobs.extend([0.0] * step.lead + (list(step.logprobs) if mine else [0.0] * sampled))
         kept.extend([1.0] * step.lead + (list(step.kept_mass) if mine else [1.0] * sampled))
         spans += (*_lead_span(step), *step.spans)
-        if sampled and not num_turns:
-            prompt_len = len(ids) - sampled
-        num_turns += 1 if sampled else 0
+        if step.kind == "response":
+            responses.append(ResponseSpan(node_id=step.node_id, start=len(ids) - sampled, length=sampled))
     return TrainingSample(
         session_id=session_id,
         group_id=group_id,
         name=record.name,
         node_id=record.node_id,
-        prompt_len=prompt_len,
+        prompt_len=responses[0].start,
         token_ids=ids,
         loss_mask=mask,
         logprobs=logprobs,
         kept_mass=kept,
         version_spans=join_spans(spans),
+        responses=tuple(responses),
         reward=record.reward,
-        num_turns=num_turns,
+        helpers=record.helpers,
         truncated=node.cut,
         metadata=record.metadata,
         images=tuple(image.reference for image in node.path_images()),

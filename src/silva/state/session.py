@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
 from silva.state.forest import SessionForest
 from silva.types.clock import Clock
@@ -40,7 +41,8 @@ class ActiveTime:
 class Session:
     """One attempt at one row.
 
-    `input` is what the agent is given, `prompt_id` the row's use that it belongs to; `seed_key` names it the same way
+    `input` is what the agent is given, `label` what else its row says (never shown to the agent), `output` what the
+    agent wrote as its result; `prompt_id` is the row's use that it belongs to; `seed_key` names it the same way
     in every run with the same data order, so that sampling can be repeated. `runtime_group_id` names the sessions
     that are leased together (None: the whole group). `gate` is open while the session holds a lease: the turn service
     waits on it before each engine attempt. `first_request` is set when the agent asks the model for the first time.
@@ -53,6 +55,8 @@ class Session:
     clock: Clock
     forest: SessionForest
     input: SessionInput | None = None
+    label: Any = None
+    output: bytes | None = None
     prompt_id: str | None = None
     seed_key: str | None = None
     runtime_group_id: str | None = None

@@ -108,7 +108,9 @@ def _context(conn: sqlite3.Connection, sample: TrainingSample) -> dict[str, Any]
         "num_turns": sample.num_turns,
         "truncated": sample.truncated,
         "reward": sample.reward,
+        "helpers": sample.helpers,
         "credit": sample.credit,
+        "response_credits": None if sample.response_credits is None else list(sample.response_credits),
         "metadata": sample.metadata,
         "prompt_len": sample.prompt_len,
         "token_ids": sample.token_ids,
@@ -116,6 +118,7 @@ def _context(conn: sqlite3.Connection, sample: TrainingSample) -> dict[str, Any]
         "logprobs": sample.logprobs,
         "kept_mass": sample.kept_mass,
         "weight_spans": [[span.start, span.length, span.version] for span in sample.version_spans],
+        "responses": [[span.node_id, span.start, span.length] for span in sample.responses],
         "images": list(sample.images),
     }
 
@@ -127,7 +130,9 @@ _NO_CONTEXT: dict[str, Any] = {
     "num_turns": 0,
     "truncated": False,
     "reward": None,
+    "helpers": {},
     "credit": None,
+    "response_credits": None,
     "metadata": {},
     "prompt_len": 0,
     "token_ids": [],
@@ -135,5 +140,6 @@ _NO_CONTEXT: dict[str, Any] = {
     "logprobs": [],
     "kept_mass": [],
     "weight_spans": [],
+    "responses": [],
     "images": [],
 }

@@ -21,7 +21,8 @@ from silva.store.encode import safe_text, to_column
 from silva.store.files import DB_NAME, LedgerError, lock_run, open_writer
 from silva.store.rows import insert_session_rows
 from silva.types.clock import Clock, SystemClock
-from silva.types.rollout import Mode, PromptState, SessionRecord
+from silva.types.messages import JsonObject
+from silva.types.rollout import Mode, PromptState, SessionRecord, TrainingSample
 
 _GATHER_S = 0.1
 """Calls that come together share a transaction, and their caller is not disturbed after the first. Who waits for the
@@ -133,10 +134,21 @@ class RunLedger:
     # Prompts
 
     def issue_prompt(
-        self, prompt_id: str, *, dataset: str, epoch: int, row: int, position: int, mode: Mode = "train"
+        self,
+        prompt_id: str,
+        *,
+        dataset: str,
+        epoch: int,
+        row: int,
+        position: int,
+        mode: Mode = "train",
+        content: JsonObject | None = None,
     ) -> Future[None]:
-        """One use of one dataset row begins. An id is used once (an eval prompt again after `recover` closed it)."""
-        values = (prompt_id, mode, safe_text(dataset), epoch, row, position)
+        """One use of one dataset row begins. An id is used once (an eval prompt again after `recover` closed it).
+
+        `content` is what the row holds: the messages and metadata that the agent gets, and the label.
+        """
+        values = (prompt_id, mode, safe_text(dataset), epoch, row, position, to_column(content or {}))
         with self._mutex:
             self._check_usable()
             assert prompt_id not in self._pending, f"prompt {prompt_id} is pending already"
@@ -148,7 +160,8 @@ class RunLedger:
                 )
             return self._put(
                 _Statement(
-                    "INSERT INTO prompts (prompt_id, mode, dataset, epoch, row, position) VALUES (?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO prompts (prompt_id, mode, dataset, epoch, row, position, input) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
                     values,
                 )
             )
@@ -244,36 +257,20 @@ class RunLedger:
             del self._running[record.session_id]
             return self._put(lambda conn: insert_session_rows(conn, record, ended_s))
 
-    def set_credits(self, credits: Iterable[tuple[str, str | None, float]]) -> Future[None]:
-        """Write (session id, context name, credit) for samples of ended sessions, in one transaction."""
+    def set_credits(self, samples: Iterable[TrainingSample]) -> Future[None]:
+        """Write the credits of contexts of ended sessions, in one transaction. Those without credit are passed over."""
         rows: list[tuple[object, ...]] = []
-        for session_id, name, credit in credits:
-            assert math.isfinite(credit), f"session {session_id}, context {name!r}: credit {credit}"
-            rows.append((credit, session_id, None if name is None else safe_text(name)))
+        for sample in samples:
+            if sample.credit is None:
+                continue
+            each = None if sample.response_credits is None else to_column(list(sample.response_credits))
+            name = None if sample.name is None else safe_text(sample.name)
+            rows.append((sample.credit, each, sample.session_id, name))
         return self._submit(
-            lambda conn: _set_each(conn, "UPDATE samples SET credit = ? WHERE session_id = ? AND name IS ?", rows)
-        )
-
-    def set_rewards(self, rewards: Iterable[tuple[str, str | None, float | None]]) -> Future[None]:
-        """Overwrite rewards of samples of ended sessions, as a reward model for whole groups does.
-
-        Entries are (session id, context name, reward). The session's own reward becomes that of its first context that
-        has one.
-        """
-        rows: list[tuple[object, ...]] = []
-        for session_id, name, reward in rewards:
-            assert reward is None or math.isfinite(reward), f"session {session_id}, context {name!r}: reward {reward}"
-            rows.append((reward, session_id, None if name is None else safe_text(name)))
-
-        def write(conn: sqlite3.Connection) -> None:
-            _set_each(conn, "UPDATE samples SET reward = ? WHERE session_id = ? AND name IS ?", rows)
-            conn.executemany(
-                "UPDATE sessions SET reward = (SELECT reward FROM samples s WHERE s.session_id = sessions.session_id "
-                "AND s.reward IS NOT NULL ORDER BY s.seq LIMIT 1) WHERE session_id = ?",
-                {(row[1],) for row in rows},
+            lambda conn: _set_each(
+                conn, "UPDATE samples SET credit = ?, response_credits = ? WHERE session_id = ? AND name IS ?", rows
             )
-
-        return self._submit(write)
+        )
 
     def event(self, kind: str, detail: object = None) -> Future[None]:
         """Something worth keeping that is no session: a step, an update of the weights, a warning."""

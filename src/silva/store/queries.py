@@ -14,7 +14,7 @@ from typing import Any
 from silva.store.encode import safe_text, unpack_floats, unpack_ids
 from silva.store.files import DB_NAME, LedgerError, schema_version, unreadable
 from silva.store.rows import join_spans, lineage
-from silva.types.rollout import Mode, TrainingSample
+from silva.types.rollout import Mode, ResponseSpan, TrainingSample
 
 JsonDoc = dict[str, Any]
 
@@ -176,7 +176,9 @@ def show_run(run_dir: str | Path) -> JsonDoc:
 
 
 def show_session(run_dir: str | Path, session_id: str) -> JsonDoc:
-    """One session with its nodes, samples and requests. A live one is `running`, its lists are empty.
+    """One session with its nodes, contexts, samples and requests. A live one is `running`, its lists are empty.
+
+    `contexts` are all that were exported, `samples` those of them that have tokens to train.
 
     LedgerError, naming close ids, if there is no such session.
     """
@@ -188,11 +190,13 @@ def show_session(run_dir: str | Path, session_id: str) -> JsonDoc:
         ).fetchone()
         if row is None:
             raise _no_session(conn, run_dir, session_id)
+        contexts = load_samples(conn, session_id)
         return {
             **dict(row),
             "metadata": json.loads(row["metadata"]),
             "nodes": [{key: node[key] for key in _NODE_KEYS} for node in map(_node_doc, _nodes(conn, session_id))],
-            "samples": [_sample_doc(sample) for sample in load_samples(conn, session_id)],
+            "contexts": [_context_doc(sample) for sample in contexts],
+            "samples": [_sample_doc(sample) for sample in contexts if sample.num_trainable],
             "requests": [_request_doc(request) for request in _requests(conn, session_id)],
             "ignored_fields": _ignored_fields(conn, session_id),
         }
@@ -214,7 +218,7 @@ _NODE_KEYS = (
 
 
 def load_samples(conn: sqlite3.Connection, session_id: str) -> list[TrainingSample]:
-    """The samples of an exported session, their token lists joined from the nodes of their lineage."""
+    """The contexts of an exported session, their token lists joined from the nodes of their lineage."""
     rows = conn.execute(
         "SELECT m.*, s.group_id FROM samples m JOIN sessions s USING (session_id) WHERE session_id = ? ORDER BY seq",
         (safe_text(session_id),),
@@ -244,13 +248,26 @@ def _sample(row: sqlite3.Row, nodes: dict[int, JsonDoc]) -> TrainingSample:
         logprobs=logprobs,
         kept_mass=kept_mass,
         version_spans=join_spans((len(node["token_ids"]), node["weight_spans"]) for node in path),
+        responses=_responses(path),
         reward=row["reward"],
+        helpers=json.loads(row["helpers"]),
         credit=row["credit"],
-        num_turns=row["num_turns"],
+        response_credits=None if row["response_credits"] is None else tuple(json.loads(row["response_credits"])),
         truncated=bool(row["truncated"]),
         metadata=json.loads(row["metadata"]),
         images=tuple(url for node in path for message in node["messages"] for url in _image_urls(message)),
     )
+
+
+def _responses(path: list[JsonDoc]) -> tuple[ResponseSpan, ...]:
+    spans: list[ResponseSpan] = []
+    end = 0
+    for node in path:
+        end += len(node["token_ids"])
+        if node["kind"] == "response":
+            length = sum(node["loss_mask"])
+            spans.append(ResponseSpan(node_id=node["node_id"], start=end - length, length=length))
+    return tuple(spans)
 
 
 def _image_urls(message: JsonDoc) -> Iterator[str]:
@@ -290,6 +307,20 @@ def _spread(values: list[float], mask: list[int], elsewhere: float) -> list[floa
     """One value an id from one value a sampled id."""
     following = iter(values)
     return [next(following) if flag else elsewhere for flag in mask]
+
+
+def _context_doc(sample: TrainingSample) -> JsonDoc:
+    return {
+        "name": sample.name,
+        "node_id": sample.node_id,
+        "num_turns": sample.num_turns,
+        "num_trainable": sample.num_trainable,
+        "reward": sample.reward,
+        "helpers": sample.helpers,
+        "credit": sample.credit,
+        "response_credits": None if sample.response_credits is None else list(sample.response_credits),
+        "metadata": sample.metadata,
+    }
 
 
 def _sample_doc(sample: TrainingSample) -> JsonDoc:

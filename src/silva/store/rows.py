@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -23,7 +24,7 @@ def insert_session_rows(conn: sqlite3.Connection, record: SessionRecord, ended_s
     nodes = {node.node_id: node for node in record.nodes}
     masked = [_masked_runs(sample, nodes) for sample in record.samples]
     changed = conn.execute(
-        "UPDATE sessions SET status = ?, reason = ?, error = ?, reward = ?, metadata = ?, ended_s = ? "
+        "UPDATE sessions SET status = ?, reason = ?, error = ?, reward = ?, metadata = ?, output = ?, ended_s = ? "
         "WHERE session_id = ? AND group_id = ? AND mode = ? AND status = 'running'",
         (
             record.status,
@@ -31,6 +32,7 @@ def insert_session_rows(conn: sqlite3.Connection, record: SessionRecord, ended_s
             _text(record.error),
             _real(record.reward),
             to_column(record.metadata),
+            None if record.output is None else zlib.compress(record.output),
             ended_s,
             record.session_id,
             record.group_id,
@@ -50,7 +52,7 @@ def insert_session_rows(conn: sqlite3.Connection, record: SessionRecord, ended_s
         (_attempt_row(record.session_id, seq, attempt) for seq, attempt in enumerate(record.attempts)),
     )
     conn.executemany(
-        f"INSERT INTO samples VALUES ({_marks(11)})",
+        f"INSERT INTO samples VALUES ({_marks(12)})",
         (_sample_row(seq, sample, runs) for seq, (sample, runs) in enumerate(zip(record.samples, masked, strict=True))),
     )
 
@@ -200,8 +202,9 @@ def _sample_row(seq: int, sample: TrainingSample, masked: list[list[int]]) -> tu
         sample.prompt_len,
         to_column(masked),
         _real(sample.reward),
+        to_column(sample.helpers),
         _real(sample.credit),
-        sample.num_turns,
+        None if sample.response_credits is None else to_column(list(sample.response_credits)),
         sample.truncated,
         to_column(sample.metadata),
     )

@@ -1,11 +1,11 @@
--- The run ledger, version 1. One file per run: RUN_DIR/run.db.
+-- The run ledger, version 2. One file per run: RUN_DIR/run.db.
 --
 -- Token lists live in `nodes` only: a node holds what it adds, a sample is a pointer to a node plus what the path cannot
 -- say. Array columns are packed little-endian: ids int32, masks uint8, logprobs and kept mass float32 with one entry per
 -- id whose mask is 1 (elsewhere they are 0 and 1 by definition). JSON columns hold JSON text.
 
 CREATE TABLE schema_version (version INTEGER NOT NULL);
-INSERT INTO schema_version VALUES (1);
+INSERT INTO schema_version VALUES (2);
 
 -- One use of one dataset row.
 CREATE TABLE prompts (
@@ -15,6 +15,7 @@ CREATE TABLE prompts (
     epoch     INTEGER NOT NULL,
     row       INTEGER NOT NULL,
     position  INTEGER NOT NULL,              -- order of issue within its mode, from 0
+    input     TEXT NOT NULL DEFAULT '{}',    -- JSON object: messages and metadata as the agent got them, label
     state     TEXT NOT NULL DEFAULT 'pending'
               CHECK (state IN ('pending', 'trained', 'delivered', 'filtered', 'dropped', 'stale')),
     reason    TEXT CHECK (reason IS NOT NULL OR state IN ('pending', 'trained', 'delivered')),
@@ -45,6 +46,7 @@ CREATE TABLE sessions (
     error      TEXT,
     reward     REAL,
     metadata   TEXT NOT NULL DEFAULT '{}',   -- JSON object
+    output     BLOB,                         -- what the agent wrote as its result, compressed by zlib
     started_s  REAL NOT NULL,                -- wall seconds since the epoch
     ended_s    REAL CHECK ((ended_s IS NULL) = (status = 'running')),
     UNIQUE (group_id, slot, try_index)
@@ -110,7 +112,8 @@ CREATE TABLE nodes (
     FOREIGN KEY (session_id, parent_id) REFERENCES nodes (session_id, node_id)
 );
 
--- Exported contexts. `masked` lists [start, length] runs of ids that were sampled but do not train in this sample.
+-- Exported contexts. `masked` lists [start, length] runs of ids that were sampled but do not train in this sample; where
+-- these are all of them, the context has nothing to train.
 CREATE TABLE samples (
     session_id TEXT NOT NULL,
     seq        INTEGER NOT NULL,
@@ -119,8 +122,9 @@ CREATE TABLE samples (
     prompt_len INTEGER NOT NULL,
     masked     TEXT NOT NULL,                -- JSON list
     reward     REAL,
+    helpers    TEXT NOT NULL,                -- JSON object of numbers
     credit     REAL,
-    num_turns  INTEGER NOT NULL,
+    response_credits TEXT,                   -- JSON list, one a response of the path; NULL: all have `credit`
     truncated  INTEGER NOT NULL,
     metadata   TEXT NOT NULL,                -- JSON object
     PRIMARY KEY (session_id, seq),

@@ -141,9 +141,7 @@ class Trainer:
         return True
 
     def _write_ledger(self, rollout_id: int, groups: list[GroupResult], credited: list[TrainingSample]) -> None:
-        self._ledger.set_credits(
-            (sample.session_id, sample.name, sample.credit) for sample in credited if sample.credit is not None
-        )
+        self._ledger.set_credits(credited)
         self._ledger.end_prompts([group.prompt.prompt_id for group in groups], "trained", step=rollout_id)
 
     async def _evaluate(self, rollout_id: int, *, last: bool = False) -> None:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 
 class SilvaError(ValueError):
     """Base of all errors whose text is meant for a user."""
@@ -60,6 +62,15 @@ class SessionFailure(SilvaError):
     def __init__(self, reason: str, message: str):
         super().__init__(message)
         self.reason = reason
+
+
+class GroupEnd(SilvaError):
+    """A whole group cannot be trained, or is not to be: its prompt ends as `state` with the ledger's `reason`."""
+
+    def __init__(self, reason: str, message: str, *, state: Literal["dropped", "filtered"] = "dropped"):
+        super().__init__(message)
+        self.reason = reason
+        self.state: Literal["dropped", "filtered"] = state
 
 
 class AgentExecutionError(SessionFailure):

@@ -37,12 +37,25 @@ class SessionInput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportRecord:
-    """One context that a finished session hands to training. `name` is None for an implicit export."""
+    """One context that a finished session hands to training. `name` is None for an implicit export.
+
+    `helpers` are the numbers that came with the reward besides it.
+    """
 
     name: str | None
     node_id: int
     reward: float | None
     metadata: JsonObject = field(default_factory=dict[str, Any])
+    helpers: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResponseSpan:
+    """One response of a lineage: `length` sampled ids from `start` in the ids of the lineage."""
+
+    node_id: int
+    start: int
+    length: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,10 +63,13 @@ class TrainingSample:
     """One exported lineage, token by token.
 
     All per-token lists have the length of `token_ids` (T). `loss_mask` is 1 only on sampled ids, `logprobs` and
-    `kept_mass` are 0.0 and 1.0 where the mask is 0. `version_spans` cover the T tokens; version -1 stands for tokens
-    that were not sampled. `prompt_len` counts the first observation plus the first opening. `credit` is the one scalar
-    of this context, None until it was assigned. `images` refers to the images of the lineage, in order; the ids hold
-    each as the chat template writes it, not as a model's processor expands it.
+    `kept_mass` are 0.0 and 1.0 where the mask is 0. It is 0 everywhere in a context whose every turn is trained by
+    another one: such a context has its reward and credit, but nothing to train. `version_spans` cover the T tokens;
+    version -1 stands for tokens that were not sampled. `prompt_len` counts the first observation plus the first
+    opening. `responses` are the turns of the lineage, trained here or not. `credit` is the one scalar of this context,
+    None until it was assigned; where turns have credits of their own, `response_credits` holds one for each of
+    `responses`, and `credit` is their mean over the context's sampled tokens. `images` refers to the images of the
+    lineage, in order; the ids hold each as the chat template writes it, not as a model's processor expands it.
     """
 
     session_id: str
@@ -66,9 +82,11 @@ class TrainingSample:
     logprobs: list[float]
     kept_mass: list[float]
     version_spans: tuple[VersionSpan, ...]
+    responses: tuple[ResponseSpan, ...]
     reward: float | None
+    helpers: dict[str, float] = field(default_factory=dict[str, float])
     credit: float | None = None
-    num_turns: int = 1
+    response_credits: tuple[float, ...] | None = None
     truncated: bool = False
     metadata: JsonObject = field(default_factory=dict[str, Any])
     images: tuple[str, ...] = ()
@@ -83,11 +101,29 @@ class TrainingSample:
         check_spans(self.version_spans, n)
         if not 0 < self.prompt_len < n:
             raise ValueError(f"sample {self.session_id}/{self.name}: prompt_len {self.prompt_len} of {n} tokens")
-        if not any(self.loss_mask):
-            raise ValueError(f"sample {self.session_id}/{self.name}: no token was sampled")
-        for value, label in ((self.reward, "reward"), (self.credit, "credit")):
+        self._check_responses()
+        numbers = [("reward", self.reward), ("credit", self.credit), *self.helpers.items()]
+        for label, value in (*numbers, *(("credit of a response", value) for value in self.response_credits or ())):
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"sample {self.session_id}/{self.name}: {label} is {value}")
+
+    def _check_responses(self) -> None:
+        where = f"sample {self.session_id}/{self.name}"
+        if not any(span.length for span in self.responses):
+            raise ValueError(f"{where}: no token was sampled")
+        outside = list(self.loss_mask)
+        for span in self.responses:
+            if span.start < 0 or span.length < 0 or span.start + span.length > len(outside):
+                raise ValueError(f"{where}: response {span.node_id} lies outside its {len(outside)} tokens")
+            outside[span.start : span.start + span.length] = [0] * span.length
+        if any(outside):
+            raise ValueError(f"{where}: mask 1 outside its responses")
+        if self.response_credits is not None and len(self.response_credits) != len(self.responses):
+            raise ValueError(f"{where}: {len(self.response_credits)} credits for {len(self.responses)} responses")
+
+    @property
+    def num_turns(self) -> int:
+        return len(self.responses)
 
     @property
     def num_trainable(self) -> int:
@@ -167,7 +203,10 @@ class NodeRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionRecord:
-    """Everything the ledger keeps of a session that ended: written in one transaction."""
+    """Everything the ledger keeps of a session that ended: written in one transaction.
+
+    `output` is what its agent wrote as its result, as it came; None where it wrote nothing.
+    """
 
     session_id: str
     group_id: str
@@ -181,3 +220,4 @@ class SessionRecord:
     requests: list[RequestRecord]
     attempts: list[AttemptRecord]
     samples: list[TrainingSample]
+    output: bytes | None = None
