@@ -1,7 +1,7 @@
 """Credit for the team's conversations: what each role did, compared with the same role in the group's other sessions.
 
-With r the outcome of a session (1: the team's answer was right) and u what a searcher's report was worth (1: it was the
-answer to its part of the question), a group's conversations get
+With r the outcome of a session (1: the team's answer was right) and u the usefulness of a searcher's report (1: it was
+the answer to a part of the question), a group's conversations get
 
     main         r                 minus the mean of r over the group's main conversations
     a searcher   u * (1 + r) / 2   minus the mean of that over all the group's searchers

@@ -44,15 +44,10 @@ class Colleague(threading.Thread):
         self.report = Searcher(model, JsonClient(os.environ["SEARCH_URL"]), self.messages).answer()
         self.done = True
 
-    def record(self, index, wanted, outcome):
-        useful = 1.0 if self.report == wanted else 0.0
+    def record(self, name, answers, outcome):
+        useful = 1.0 if self.report in answers else 0.0
         metadata = {"role": "searcher", "outcome": outcome, "usefulness": useful}
-        return {
-            "name": f"searcher_{index}",
-            "messages": self.messages,
-            "tools": SEARCH_TOOLS,
-            "metadata": metadata,
-        }
+        return {"name": name, "messages": self.messages, "tools": SEARCH_TOOLS, "metadata": metadata}
 
 
 class Team:
@@ -70,8 +65,8 @@ class Team:
         outcome = 1.0 if answer == " and ".join(self.answers) else 0.0
         metadata = {"role": "main", "outcome": outcome, "num_asked": len(self.colleagues)}
         main = {"name": "main", "messages": self.messages, "tools": ASK_TOOLS, "metadata": metadata, "reward": outcome}
-        searchers = zip(self.colleagues, self.answers, strict=False)
-        return [main, *(who.record(i, wanted, outcome) for i, (who, wanted) in enumerate(searchers))]
+        searchers = [who.record(f"searcher_{i}", self.answers, outcome) for i, who in enumerate(self.colleagues)]
+        return [main, *searchers]
 
     def _delegate(self, functions):
         """Start a searcher for each question of a turn, all at once, and wait for their reports."""
