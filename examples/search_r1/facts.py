@@ -33,9 +33,10 @@ TRAIN_PHRASINGS = (
     "the {attribute} of {name}?",
     "what is the {attribute} of {name}?",
     "{name}: {attribute}?",
+    "{name}: the {attribute}?",
     "tell me the {attribute} of {name}",
 )
-EVAL_PHRASINGS = ("{name}: what {attribute}?", "what {attribute} of {name}?", "tell me {name} {attribute}")
+EVAL_PHRASINGS = ("{name}: what is the {attribute}?", "what {attribute} of {name}?")
 
 TRAIN_PAIR_PHRASINGS = (
     "{first} and {second}?",

@@ -64,7 +64,7 @@ def write_datasets(
     """Four JSONL files: training rows about `known` facts, eval rows about `held_out` ones in their own phrasings."""
     rng = random.Random(f"datasets {seed}")
     train = [facts.single_row(rng.choice(known), rng.choice(facts.TRAIN_PHRASINGS)) for _ in range(num_train)]
-    asked = [(fact, phrasing) for fact in held_out for phrasing in facts.EVAL_PHRASINGS[:2]]
+    asked = [(fact, phrasing) for fact in held_out for phrasing in facts.EVAL_PHRASINGS]
     team_train = [
         facts.team_row(*facts.draw_pair(rng, known), rng.choice(facts.TRAIN_PAIR_PHRASINGS)) for _ in range(num_train)
     ]
@@ -82,8 +82,8 @@ def make_start(
     out: Path,
     seed: int,
     *,
-    clean_steps: int = 400,
-    lazy_steps: int = 80,
+    clean_steps: int = 350,
+    lazy_steps: int = 60,
     num_lessons: int = 4096,
     log: Callable[[str], None] = print,
 ) -> None:
@@ -104,7 +104,7 @@ def make_start(
     log(f"model: {model.num_parameters() / 1e6:.2f} M parameters, {len(tokenizer)} tokens")
     for name, lazy, num_steps, batch_size, lr in (
         ("phase 1, clean lessons", False, clean_steps, 16, 3e-3),
-        ("phase 2, the bad habit", True, lazy_steps, 48, 1e-3),
+        ("phase 2, the bad habit", True, lazy_steps, 32, 1e-3),
     ):
         log(name)
         examples = [encode(tokenizer, lessons.draw(rng, known, lazy=lazy)) for _ in range(num_lessons)]
