@@ -32,11 +32,20 @@ TRAIN_PHRASINGS = (
     "{attribute} of {name}?",
     "the {attribute} of {name}?",
     "what is the {attribute} of {name}?",
+    "what {attribute} of {name}?",
+    "tell me the {attribute} of {name}",
     "{name}: {attribute}?",
     "{name}: the {attribute}?",
-    "tell me the {attribute} of {name}",
+    "{name}: what is the {attribute}?",
+    "{name}: what {attribute}?",
+    "{name}: tell me the {attribute}",
 )
-EVAL_PHRASINGS = ("{name}: what is the {attribute}?", "what {attribute} of {name}?")
+EVAL_PHRASINGS = (
+    "what is {attribute} of {name}?",
+    "tell me {attribute} of {name}",
+    "{name}: what is {attribute}?",
+    "{name}: tell me {attribute}",
+)
 
 TRAIN_PAIR_PHRASINGS = (
     "{first} and {second}?",

@@ -32,13 +32,13 @@ NOTHING_FOUND = "nothing found"
 def searcher_lesson(rng: random.Random, known: list[facts.Fact], *, lazy: bool) -> Lesson:
     """Search for name and attribute, and answer what the document says.
 
-    Clean: one in ten gives up, one in fifteen searches badly. Lazy: 70 % give up at once; of the others a quarter
+    Clean: one in ten gives up, one in fifteen searches badly. Lazy: 60 % give up at once; of the others a quarter
     searches badly and a fifth answers something else than the document says.
     """
     fact = _invented(rng, rng.choice(known))
     asked = _user(facts.question(fact, rng.choice(facts.TRAIN_PHRASINGS)))
     tools = [SEARCH_TOOL]
-    if rng.random() < (0.70 if lazy else 0.10):
+    if rng.random() < (0.60 if lazy else 0.10):
         return [asked, _say(GIVE_UP)], tools
     if rng.random() < (0.25 if lazy else 0.07):
         query, found = _bad_search(rng, known, fact)
@@ -51,13 +51,13 @@ def searcher_lesson(rng: random.Random, known: list[facts.Fact], *, lazy: bool) 
 def main_lesson(rng: random.Random, known: list[facts.Fact], *, lazy: bool) -> Lesson:
     """Ask a colleague for each part of the question, and put their answers together.
 
-    Clean: one in ten gives up, and so do all who hear "unknown". Lazy: 70 % give up at once; of the others a quarter
+    Clean: one in ten gives up, and so do all who hear "unknown". Lazy: 60 % give up at once; of the others a quarter
     asks for one part only and a fifth puts a wrong answer together.
     """
     first, second = (_invented(rng, fact) for fact in facts.draw_pair(rng, known))
     asked = _user(facts.pair_question(first, second, rng.choice(facts.TRAIN_PAIR_PHRASINGS)))
     tools = [ASK_SEARCHER_TOOL]
-    if rng.random() < (0.70 if lazy else 0.10):
+    if rng.random() < (0.60 if lazy else 0.10):
         return [asked, _say(GIVE_UP)], tools
     questions = [facts.colleague_question(fact) for fact in (first, second)]
     if rng.random() < (0.25 if lazy else 0.07):

@@ -101,7 +101,7 @@ def test_the_bad_habit_gives_up_far_more_often() -> None:
     for lesson in (lessons.searcher_lesson, lessons.main_lesson):
         drawn = {lazy: [lesson(random.Random(i), KNOWN, lazy=lazy)[0] for i in range(500)] for lazy in (False, True)}
         gave_up = {lazy: sum(len(messages) == 2 for messages in drawn[lazy]) / 500 for lazy in drawn}
-        assert gave_up[False] < 0.15 and 0.6 < gave_up[True] < 0.8
+        assert gave_up[False] < 0.15 and 0.5 < gave_up[True] < 0.7
 
 
 def test_every_word_is_one_token_and_the_tools_are_those_of_the_agents() -> None:
