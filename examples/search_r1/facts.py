@@ -11,17 +11,17 @@ from typing import Any
 
 _NAME_WORDS = """
 Abrin Bolda Corvo Dessa Elgar Fenna Gorlo Hilda Ivor Jorun Kelda Lomir Marna Nerys Odrin Perla Quill Rosko Sabra Tolven
-Ulrik Vesna Wendo Xanthe Yorick Zelda Arvid Brona Cedric Dorrit Edda Fabro Greta Havel Isolde Jarmo Karin Lotte Milos
-Norma Orsin Petra Runa Sigrid Tamsin Urso Velma Wystan
+Ulrik Vesna Wendo Xanthe Yorick Zelda Brona Cedric Dorrit Fabro Greta Jarmo Lotte Orsin Petra Runa Sigrid Tamsin Velma
+Wystan
 """
 NAMES = tuple(_NAME_WORDS.split())
 
 VALUES: dict[str, tuple[str, ...]] = {
-    "pet": ("cat", "dog", "goat", "owl", "hen", "mule", "newt", "swan"),
-    "trade": ("baker", "smith", "tailor", "miller", "potter", "weaver", "cooper", "sailor"),
-    "drink": ("tea", "milk", "cider", "cocoa", "mead", "water", "coffee", "juice"),
-    "boat": ("Heron", "Tempest", "Marigold", "Otter", "Comet", "Lantern", "Thistle", "Falcon"),
-    "village": ("Eastmoor", "Brackwater", "Holmby", "Stonewick", "Farrowdale", "Willowby", "Greyford", "Ashcombe"),
+    "pet": ("cat", "dog", "goat", "owl", "mule"),
+    "trade": ("baker", "smith", "tailor", "miller", "potter"),
+    "drink": ("tea", "milk", "cider", "cocoa", "mead"),
+    "boat": ("Heron", "Tempest", "Otter", "Lantern", "Falcon"),
+    "home": ("Eastmoor", "Holmby", "Stonewick", "Greyford", "Ashcombe"),
 }
 ATTRIBUTES = tuple(VALUES)
 
@@ -32,27 +32,14 @@ TRAIN_PHRASINGS = (
     "{attribute} of {name}?",
     "the {attribute} of {name}?",
     "what is the {attribute} of {name}?",
-    "what {attribute} of {name}?",
     "tell me the {attribute} of {name}",
     "{name}: {attribute}?",
     "{name}: the {attribute}?",
-    "{name}: what is the {attribute}?",
-    "{name}: what {attribute}?",
-    "{name}: tell me the {attribute}",
 )
-EVAL_PHRASINGS = (
-    "what is {attribute} of {name}?",
-    "tell me {attribute} of {name}",
-    "{name}: what is {attribute}?",
-    "{name}: tell me {attribute}",
-)
+EVAL_PHRASINGS = ("what is {attribute} of {name}?", "tell me {attribute} of {name}", "the {attribute}, {name}?")
 
-TRAIN_PAIR_PHRASINGS = (
-    "{first} and {second}?",
-    "what is {first} and {second}?",
-    "tell me {first} and {second}",
-)
-EVAL_PAIR_PHRASINGS = ("what {first} and {second}?", "{first} and {second}, tell me")
+TRAIN_PAIR_PHRASINGS = ("{first} and {second}?", "what is {first} and {second}?", "tell me {first} and {second}")
+EVAL_PAIR_PHRASINGS = ("what {first} and {second}?", "tell {first} and {second}?")
 
 
 @dataclass(frozen=True, order=True)

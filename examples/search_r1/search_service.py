@@ -4,7 +4,7 @@
 
     POST /search  {"queries": ["Tolven pet"], "top_k": 1}
               ->  {"results": [[{"id": 3, "text": "The pet of Tolven is owl.", "score": 5.1}]]}
-    GET  /health  {"status": "ok", "num_documents": 240}
+    GET  /health  {"status": "ok", "num_documents": 200}
 
 A query gets at most `top_k` documents, the best first, and none that shares no word with it.
 """
