@@ -209,6 +209,10 @@ def _batch(examples: list[Encoded], pad_id: int) -> tuple[torch.Tensor, torch.Te
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write a Hugging Face folder, the chat template in tokenizer_config.json, where every reader looks for it."""
     model.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     tokenizer.save_pretrained(folder, save_jinja_files=False)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))

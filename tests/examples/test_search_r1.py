@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import importlib.util
 import json
+import os
 import random
 import signal
 import subprocess
@@ -29,7 +30,9 @@ import client  # noqa: E402
 import facts  # noqa: E402
 import lessons  # noqa: E402
 import search_service  # noqa: E402
+import start_model  # noqa: E402
 import team_agent  # noqa: E402
+from silva_command import show  # noqa: E402
 
 # The shopkeeper has a `make_start`, too.
 _spec = importlib.util.spec_from_file_location("search_r1_make_start", SEARCH / "make_start.py")
@@ -373,3 +376,45 @@ def test_a_team_whose_searcher_breaks_off_ends_with_an_error_and_no_records(tmp_
         row = facts.team_row(REGISTRY[3], REGISTRY[100], "{first} and {second}?")
         records, error = play("team_agent.py", model, "http://127.0.0.1:9", tmp_path, row)
     assert records == [] and "ConnectionRefused" in error and "a searcher broke off" in error
+
+
+# ---- the whole: script, service, agents and Silva
+
+
+def test_the_script_runs_the_team_against_its_service_and_stops_it(corpus_file: Path, tmp_path: Path) -> None:
+    """A scripted model: main asks twice, each searcher answers at once, main puts the answers together."""
+    start_model.save_tokenizer(make_start.make_tokenizer(), tmp_path / "model")
+    asked = "".join(
+        f'<tool_call>\n{{"name": "ask_searcher", "arguments": {{"question": "pet of {name}?"}}}}\n</tool_call>\n'
+        for name in facts.NAMES[:2]
+    )
+    lines = [asked.strip(), "owl", "owl", "owl and owl"]
+    (tmp_path / "script.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    row = {"input": [{"role": "user", "content": "?"}], "metadata": {"answers": ["owl", "owl"]}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    options = {
+        "engine": "scripted",
+        "engine-script": tmp_path / "script.jsonl",
+        "hf-checkpoint": tmp_path / "model",
+        "prompt-data": tmp_path / "rows.jsonl",
+        "run-dir": tmp_path / "run",
+        "rollout-batch-size": 1,
+        "n-samples-per-prompt": 2,
+        "num-rollout": 1,
+    }
+    command = ["bash", SEARCH / "run.sh", SEARCH / "team.toml"]
+    command += [str(part) for name, value in options.items() for part in (f"--{name}", value)]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "SILVA_COMMAND": "rollout", "SEARCH_CORPUS": str(corpus_file)}
+    done = subprocess.run(command, env=env, cwd=SEARCH.parents[1], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    url = done.stdout.split("ready url=")[1].split()[0]
+    with pytest.raises(ConnectionRefusedError):
+        client.JsonClient(url)
+    shown = show(tmp_path / "run", show(tmp_path / "run")["sessions"][0]["session_id"])
+    assert [(sample["name"], sample["reward"]) for sample in shown["samples"]] == [
+        ("main", 1.0),
+        ("searcher_0", None),
+        ("searcher_1", None),
+    ]
+    assert [sample["metadata"]["role"] for sample in shown["samples"]] == ["main", "searcher", "searcher"]
