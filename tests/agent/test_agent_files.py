@@ -10,18 +10,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from silva.agent import files
-from silva.agent.files import OutputDocument, create_session, log_tail, read_output, session_files
+from silva.agent.files import create_session, log_tail, read_output, session_files
+from silva.agent.output import OutputDocument
+from silva.credit.reward import read_reward
 from silva.types.errors import SessionFailure
 from silva.types.rollout import SessionInput
 
-REASONS = {"output_invalid", "reward_invalid", "metadata_invalid", "explicit_export_not_built"}
+REASONS = {"output_invalid", "reward_invalid", "metadata_invalid", "record_invalid"}
 
 
 def failure(tmp_path: Path, content: str | bytes) -> SessionFailure:
     path = tmp_path / "output.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(SessionFailure) as caught:
-        read_output(path)
+        read_reward(read_output(path).reward, "session s1")
     return caught.value
 
 
@@ -150,16 +152,72 @@ def test_metadata_that_no_ledger_can_keep(tmp_path, value, text):
     assert text in str(error)
 
 
+def test_records_stand_one_a_line(tmp_path):
+    path = tmp_path / "output.json"
+    path.write_text(
+        '{"name": "main", "messages": [{"role": "user"}], "reward": {"a": 1}, "color": 1}\n'
+        '\n  \n{"metadata": {"n": 1}, "tools": [], "name": "\\ud800", "messages": [1, 2]}\n'
+    )
+    main, other = read_output(path).records
+    assert (main.name, main.line, main.reward, main.metadata, main.ignored) == ("main", 1, {"a": 1}, {}, ("color",))
+    assert (other.name, other.line, other.reward, other.metadata, other.ignored) == ("\\ud800", 4, None, {"n": 1}, ())
+    assert {key: bytes(raw) for key, raw in other.fields.items()} == {"tools": b"[]", "messages": b"[1,2]"}
+    path.write_text(json.dumps({"name": "main", "messages": [1]}, indent=1))
+    assert [record.line for record in read_output(path).records] == [1]
+
+
+RECORD = '{"name": "a", "messages": [1]}'
+
+
 @pytest.mark.parametrize(
-    "content",
+    ("content", "text"),
     [
-        '{"name": "main", "messages": []}',
-        '{"name": "a", "messages": [], "reward": 1}\n{"name": "b", "messages": []}\n',
-        '{"reward": 1}\n\n{"messages": []}',
+        ('{"messages": [1]}', "the record in line 1 of the output file cannot be used: name is missing"),
+        ('{"messages": [1], "name": 5}', "name is 5; it must be a text"),
+        ('{"messages": [1], "name": " "}', "name is ' '; it must not be empty"),
+        ('{"messages": [1], "name": "' + "x" * 257 + '"}', "name has 257 characters; at most 256"),
+        (
+            f"{RECORD}\n\n{RECORD}",
+            "record 'a' (line 3 of the output file) cannot be used: its name is that of the record",
+        ),
+        (
+            '{"name": "\\ud800", "messages": [1]}\n{"name": "\\\\ud800", "messages": [1]}',
+            "its name is that of the record in line 1",
+        ),
+        ('{"name": "a", "messages": null}', "record 'a' (line 1 of the output file) cannot be used: messages is null"),
+        ('{"name": "a", "messages": []}', "messages is empty"),
+        (
+            f'{RECORD}\n{{"name": "b", "reward": 1}}',
+            "record 'b' (line 2 of the output file) cannot be used: messages is",
+        ),
+        (f'{{"reward": 1}}\n{RECORD}', "the record in line 1 of the output file cannot be used: name is missing"),
+        ('{"name": "a", "messages": [NaN]}', "it holds what no request can bring"),
     ],
 )
-def test_records_with_messages_are_refused_for_now(tmp_path, content):
-    assert failure(tmp_path, content).reason == "explicit_export_not_built"
+def test_records_that_cannot_be_read_are_named_by_line_and_name(tmp_path, content, text):
+    error = failure(tmp_path, content)
+    assert error.reason == "record_invalid"
+    assert text in str(error)
+
+
+def test_faults_of_records_that_other_output_has_too(tmp_path):
+    for content, reason, text in (
+        (f"{RECORD}\n[1]", "output_invalid", "line 2 holds [1]; each line must be a record"),
+        (f"{RECORD} {RECORD}", "output_invalid", "line 1 column 32 follows a complete JSON value"),
+        (f"[{RECORD}]", "output_invalid", "write each record on a line of its own, without a list around them"),
+        (
+            '{"name": "a", "messages": [1], "metadata": {"x": NaN}}',
+            "metadata_invalid",
+            "'metadata.x' in record 'a' (line 1 of the output file) is nan",
+        ),
+    ):
+        error = failure(tmp_path, content)
+        assert error.reason == reason and text in str(error)
+    path = tmp_path / "output.json"
+    path.write_text('{"name": "a", "messages": [1], "reward": NaN}')
+    (record,) = read_output(path).records
+    with pytest.raises(SessionFailure, match="must be finite"):
+        read_reward(record.reward, record.where)
 
 
 def test_things_that_are_no_file_never_make_the_reader_wait(tmp_path):
@@ -215,12 +273,13 @@ def test_any_bytes_give_a_document_or_a_session_failure(tmp_path_factory, conten
     path.write_bytes(content)
     try:
         document = read_output(path)
+        reward = read_reward(document.reward, "session s1", "key").value
     except SessionFailure as error:
         assert error.reason in REASONS
         assert len(str(error)) < 500
         str(error).encode()
         return
-    assert document.reward is None or math.isfinite(document.reward)
+    assert reward is None or math.isfinite(reward)
     json.dumps(document.metadata, allow_nan=False, ensure_ascii=False).encode()
 
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from gateway_serve import Serve, serving, until
+from gateway_serve import Json, Serve, serving, until
 from manual_clock import ManualClock
 from silva_command import AGENT
 
 from silva.agent.client import AgentRunner
-from silva.agent.files import OutputDocument
 from silva.gateway.dialect import RETRY_HEADER
-from silva.rollout.driver import AgentSettings, ProcessDriver, implicit_records
+from silva.rollout.driver import AgentSettings, ProcessDriver
+from silva.rollout.export import Exporter, ExportSettings
 from silva.state.codec import TurnCodec
+from silva.state.lineage import build_samples
 from silva.types.clock import SystemClock
 from silva.types.errors import AgentExecutionError, SessionFailure
-from silva.types.rollout import Mode, SessionInput
+from silva.types.rollout import ExportRecord, Mode, SessionInput
 
 ASKS_THEN_WAITS = (
     AGENT
@@ -72,12 +73,18 @@ give({"reward": 1.0})
 
 @asynccontextmanager
 async def driving(
-    codec: TurnCodec, folder: Path, agent: str, *, clock: ManualClock | None = None, **settings: float
-) -> AsyncIterator[tuple[Serve, Callable[..., Awaitable[None]]]]:
+    codec: TurnCodec,
+    folder: Path,
+    agent: str,
+    *,
+    clock: ManualClock | None = None,
+    script: Sequence[Json] = ({"text": "ok"},),
+    **settings: float,
+) -> AsyncIterator[tuple[Serve, Callable[..., Awaitable[list[ExportRecord]]]]]:
     """A gateway, a runner, and a function that runs the agent as session `s`."""
     (folder / "agent.py").write_text(agent)
     runner = AgentRunner(run_id=f"run-{uuid.uuid4().hex[:12]}", grace_s=3.0, sweep_s=0.05)
-    async with serving(codec, [{"text": "ok"}], open_sessions=False, clock=clock) as serve:
+    async with serving(codec, list(script), open_sessions=False, clock=clock) as serve:
         await runner.start()
         driver = ProcessDriver(
             runner,
@@ -93,12 +100,12 @@ async def driving(
             serve.registry.end,
         )
 
-        async def run(mode: Mode = "train") -> None:
+        async def run(mode: Mode = "train") -> list[ExportRecord]:
             session = serve.registry.open("s", "g", mode)
             session.input = SessionInput(metadata={"n": 0})
             serve.opened["s"] = session
             session.open_gate()
-            await driver.run(session)
+            return await driver.run(session)
 
         try:
             yield serve, run
@@ -187,7 +194,45 @@ async def test_tree_08_a_stray_client_of_the_agents_tool_is_named_and_never_pick
         assert "2 root(s)" in told and "--agentic-export" in told
         assert f"response {stray.node_id} (request {stray.request_id})" in told and str(first.request_id) in told
         assert [record.match for record in session.requests] == ["root", "root", "append"]
-        (last,) = implicit_records(session, OutputDocument(reward=1.0), "last")
+        (last,) = Exporter(ExportSettings(implicit="last")).records(session.forest, b"", "train", "s")
         assert (last.name, last.node_id) == (None, main.node_id)
-        leaves = implicit_records(session, OutputDocument(reward=1.0), "leaves")
+        leaves = Exporter(ExportSettings(implicit="leaves")).records(session.forest, b"", "train", "s")
         assert [(leaf.name, leaf.node_id) for leaf in leaves] == [("leaf-0", stray.node_id), ("leaf-1", main.node_id)]
+
+
+THREE_AT_ONCE = (
+    AGENT
+    + """
+import asyncio
+
+async def branch(n):
+    history = [{"role": "user", "content": f"count to {n}"}]
+    history.append(await asyncio.to_thread(ask, history))
+    return {"name": f"branch {n}", "messages": history, "reward": float(history[-1]["content"]), "metadata": {"n": n}}
+
+async def main():
+    return await asyncio.gather(*(branch(n) for n in range(3)))
+
+with open(os.environ["RELAX_OUTPUT_JSON"], "w") as file:
+    file.write("".join(json.dumps(record) + "\\n" for record in asyncio.run(main())))
+"""
+)
+
+
+async def test_rew_06_the_reward_of_a_record_goes_to_its_context_however_the_calls_were_timed(
+    codec: TurnCodec, tmp_path: Path
+):
+    """The engine answers the call that came first at last, so calls end in another order than they began in."""
+    script = [{"text": str(n), "delay_s": 0.2 * (2 - n)} for n in range(3)]
+    async with driving(codec, tmp_path, THREE_AT_ONCE, script=script) as (serve, run):
+        records = await run()
+        assert [(record.name, record.metadata) for record in records] == [(f"branch {n}", {"n": n}) for n in range(3)]
+        assert sorted(record.reward or 0 for record in records) == [0.0, 1.0, 2.0]
+        forest = serve.forest("s")
+        samples = build_samples(forest, records, session_id="s", group_id="g")
+        for n, (record, sample) in enumerate(zip(records, samples, strict=True)):
+            assert [node.kind for node in forest.nodes[record.node_id].path()] == ["root", "observation", "response"]
+            text = codec.decode(sample.token_ids)
+            assert f"count to {n}" in text and text.count("count to") == 1
+            sampled = [token for token, on in zip(sample.token_ids, sample.loss_mask, strict=True) if on]
+            assert float(codec.decode(sampled).removesuffix("<|im_end|>")) == sample.reward == record.reward

@@ -13,9 +13,9 @@ import torch
 from spans import responses_of
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from silva.agent.files import parse_output
+from silva.agent.output import parse_output
 from silva.credit.grpo import assign_group_credit, group_advantages, has_no_spread
-from silva.credit.reward import MAX_ABS_REWARD, check_reward
+from silva.credit.reward import MAX_ABS_REWARD, check_reward, read_reward
 from silva.train.losses import ClipConfig, ppo_clip
 from silva.train.policy import PolicyConfig, PolicyTrainer
 from silva.types.errors import SessionFailure
@@ -148,7 +148,7 @@ def test_loss_05_the_other_sessions_of_the_group_are_compared_without_it() -> No
 @pytest.mark.parametrize("bad", ["NaN", "Infinity", "1e999", "1e300", '"1"', "true"])
 def test_loss_05_what_an_agent_may_write_passes_every_later_border_or_none(bad: str) -> None:
     with pytest.raises(SessionFailure) as caught:
-        parse_output(f'{{"reward": {bad}}}'.encode())
+        read_reward(parse_output(f'{{"reward": {bad}}}'.encode()).reward, "session s1")
     assert caught.value.reason == "reward_invalid"
     for good in (MAX_ABS_REWARD, -MAX_ABS_REWARD, 5e-324, 0):
         assert check_reward(parse_output(f'{{"reward": {good}}}'.encode()).reward, "session s1") == good

@@ -8,10 +8,12 @@ import pty
 import subprocess
 from pathlib import Path
 
+import pytest
 from silva_command import AGENT, SILVA, run_silva, show, write_rows, write_script
 
-from silva.cli.build import eval_concurrency
+from silva.cli.build import check_row_budget, eval_concurrency
 from silva.config.parse import from_values
+from silva.types.errors import ConfigError
 
 ONE_TURN = AGENT + "ask(messages); give({'reward': n % 2})\n"
 ALONE = AGENT + (
@@ -74,6 +76,15 @@ def test_eval_holds_as_many_sessions_as_training_unless_told_otherwise() -> None
     assert eval_concurrency(from_values(values)) == 7  # ceil(5 * 4 / 3)
     assert eval_concurrency(from_values({**values, "agentic_concurrency": 2})) == 3
     assert eval_concurrency(from_values({**values, "agentic_eval_concurrency": 11})) == 11
+
+
+def test_rows_must_hold_the_longest_context_of_the_model(tmp_path: Path, model_dir: Path) -> None:
+    limit = json.loads((model_dir / "config.json").read_text())["max_position_embeddings"]
+    values = {"hf_checkpoint": str(model_dir), "use_dynamic_batch_size": True, "max_tokens_per_gpu": limit}
+    check_row_budget(from_values(values))
+    check_row_budget(from_values({**values, "max_tokens_per_gpu": 9, "rollout_max_context_len": 9}))
+    with pytest.raises(ConfigError, match=rf"--max-tokens-per-gpu {limit - 1} is less than the {limit} tokens"):
+        check_row_budget(from_values({**values, "max_tokens_per_gpu": limit - 1}))
 
 
 def test_a_terminal_shows_how_many_sessions_are_scored(tmp_path: Path, chatml_dir: Path) -> None:

@@ -110,7 +110,7 @@ def test_hostile_agents_are_all_accounted_for(tmp_path: Path, chatml_dir: Path) 
         5: "agent_exit",
         6: "exported",
         7: "not_linear",
-        8: "explicit_export_not_built",
+        8: "record_unmatched",
         9: "reward_missing",
         10: "agent_exit",
         11: "exported",
@@ -177,7 +177,7 @@ def test_a_group_keeps_its_survivors_while_enough_are_left(tmp_path: Path, chatm
         "give({'reward': 1.0})\n"
     )
     done = rollout(tmp_path, chatml_dir, lots, "--n-samples-per-prompt", 3, rows=2)
-    assert done.returncode == 1 and "kept enough sessions" in done.stderr
+    assert done.returncode == 1 and "1 of 3 sessions are left" in done.stderr
     assert show(tmp_path / "run")["counts"]["prompts"] == {"dropped": {"group_too_small": 2}}
     for stale in tmp_path.glob("first-*"):
         stale.unlink()

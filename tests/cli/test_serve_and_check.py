@@ -14,6 +14,19 @@ import openai
 from silva_command import TWO_TURNS, eventually, run_silva, running_silva, show, stop, write_rows, write_script
 
 
+def finish_by_name(base: str, session_id: str) -> None:
+    """Hold two conversations in one session and export both, the later one first."""
+    client = openai.OpenAI(base_url=base, api_key=session_id)
+    records: list[dict] = []
+    for name in ("a", "b"):
+        messages: list = [{"role": "user", "content": name}]
+        reply = client.chat.completions.create(model="m", messages=messages)
+        records.insert(0, {"name": name, "messages": [*messages, reply.choices[0].message.model_dump()]})
+    records[0]["reward"] = {"score": 2, "tests": 7}
+    answer = httpx.post(f"{base}/sessions/{session_id}/finish", content="\n".join(map(json.dumps, records)))
+    assert answer.json() == {"status": "exported", "reason": None, "num_samples": 2}
+
+
 def test_serve_records_open_sessions(tmp_path: Path, chatml_dir: Path) -> None:
     write_script(
         tmp_path / "script.jsonl", {"text": "one"}, {"text": "two", "finish_reason": "length"}, {"text": "three"}
@@ -27,6 +40,8 @@ def test_serve_records_open_sessions(tmp_path: Path, chatml_dir: Path) -> None:
         "scripted",
         "--engine-script",
         "script.jsonl",
+        "--reward-key",
+        "score",
     )
     with running_silva(*command, "--hf-checkpoint", chatml_dir, "--engine-log", "log", cwd=tmp_path) as process:
         found = eventually(lambda: re.search(r"ready base_url=(\S+)", (tmp_path / "stdout").read_text()))
@@ -55,14 +70,17 @@ def test_serve_records_open_sessions(tmp_path: Path, chatml_dir: Path) -> None:
             "message": "",
         }
         assert show(tmp_path / "run", "s2")["reason"] == "output_invalid"
+        finish_by_name(base, "s4")
         openai.OpenAI(base_url=base, api_key="s3").chat.completions.create(model="m", messages=messages[:1])
         assert stop(process, signal.SIGTERM) == 0
     document = show(tmp_path / "run")
     assert document["counts"]["sessions"] == {
         "cancelled": {"serve_stopped": 1},
-        "exported": {"none": 1},
+        "exported": {"none": 2},
         "failed": {"output_invalid": 1},
     }
+    samples = [(s["name"], s["reward"]) for s in show(tmp_path / "run", "s4")["samples"]]
+    assert samples == [("b", 2.0), ("a", None)]
     session = show(tmp_path / "run", "s1")
     assert session["reward"] == 0.5 and session["metadata"] == {"k": 1}
     assert [request["match"] for request in session["requests"]] == ["root", "append", "append"]

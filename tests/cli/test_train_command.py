@@ -73,9 +73,13 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     assert any(not torch.equal(start[name], saved[name]) for name in start)
     assert all(torch.equal(last[name], saved[name]) for name in last)
 
-    done = run_silva("train", "--resume", "run", "--num-rollout", 4, cwd=tmp_path)
+    packing = ("--micro-batch-size", 1, "--use-dynamic-batch-size", "--max-tokens-per-gpu", 512)
+    more = ("--num-rollout", 4, "--num-steps-per-rollout", 2, *packing)
+    done = run_silva("train", "--resume", "run", *more, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "going on at step 2" in done.stdout
+    state = torch.load(tmp_path / "run/checkpoints/step_000004/optimizer.pt", weights_only=True)
+    assert state["num_updates"] == 2 + 2 * 2
     again = run_silva("train", "--resume", "run", "--num-rollout", 4, cwd=tmp_path)
     assert again.returncode == 0 and "nothing left to do" in again.stdout
     assert [line["step"] for line in metrics(tmp_path / "run") if "train/loss" in line] == [0, 1, 2, 3]

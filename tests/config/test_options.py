@@ -115,6 +115,15 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
         ({"n_samples_per_prompt": 1}, "trains nothing"),
         ({"agentic_min_group_size": 3}, "no group could count"),
         ({"global_batch_size": 3}, "does not divide the 8 sessions"),
+        ({"num_steps_per_rollout": 3}, "--num-steps-per-rollout 3 does not divide the 8 sessions"),
+        ({"num_steps_per_rollout": 2, "global_batch_size": 2}, "2 and --global-batch-size 2 disagree: of 8 sessions"),
+        ({"use_dynamic_batch_size": True}, "needs --max-tokens-per-gpu"),
+        ({"max_tokens_per_gpu": 64}, "64 does nothing without --use-dynamic-batch-size"),
+        ({"use_dynamic_batch_size": True, "max_tokens_per_gpu": 64, "micro_batch_size": 2}, "--micro-batch-size 2 con"),
+        (
+            {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 63, "rollout_max_context_len": 64},
+            "--max-tokens-per-gpu 63 is less than the 64 tokens",
+        ),
         ({"over_sampling_batch_size": 8}, "not built yet"),
         ({"max_staleness": 1}, "not built yet"),
         ({"update_weights_interval": 2}, "only 1 is built"),
@@ -173,6 +182,12 @@ def test_servers_are_used_only_where_their_records_are_true(
         validate(trainable(tmp_path, **{**good, **values}), "rollout")
 
 
+def test_rows_and_steps_that_fit_are_taken(tmp_path: Path) -> None:
+    dynamic = {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 64, "rollout_max_context_len": 64}
+    validate(trainable(tmp_path, **dynamic, micro_batch_size=1), "train")
+    validate(trainable(tmp_path, num_steps_per_rollout=4, global_batch_size=2), "train")
+
+
 def test_defaults_that_depend_on_others(tmp_path: Path) -> None:
     assert min_group_size(trainable(tmp_path)) == 2
     assert min_group_size(trainable(tmp_path, n_samples_per_prompt=1)) == 1
@@ -218,7 +233,10 @@ def test_what_export_and_profiles_cannot_be_is_told_at_the_start() -> None:
     }
     validate(from_values({**fits, "agentic_export": "leaves"}), "rollout")
     validate(from_values({**fits, "agentic_export": "last"}), "train")
-    with pytest.raises(ConfigError, match=r"--agentic-credit.*strict or last"):
+    with pytest.raises(ConfigError, match=r"--agentic-export leaves.*--use-dynamic-batch-size"):
         validate(from_values({**fits, "agentic_export": "leaves"}), "train")
+    dynamic = {"agentic_export": "leaves", "use_dynamic_batch_size": True, "max_tokens_per_gpu": 64}
+    with pytest.raises(ConfigError, match=r"--agentic-credit.*strict or last"):
+        validate(from_values({**fits, **dynamic}), "train")
     with pytest.raises(ConfigError, match=r"--agentic-profiles: 'claude-code-billing@9'.*claude-code-billing@1"):
         validate(from_values({**fits, "agentic_profiles": ["claude-code-billing@9"]}), "serve")

@@ -50,6 +50,15 @@ BROKEN = [
 ]
 
 
+def test_a_label_is_any_value_and_no_part_of_what_the_agent_gets(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"input": "q", "answer": [1, {"x": null}]}\n{"input": "q", "answer": false}\n{"input": "q"}\n')
+    dataset = load_dataset(path, input_key="input", metadata_key="metadata", label_key="answer")
+    assert [row.label for row in dataset.rows] == [[1, {"x": None}], False, None]
+    assert {str(row.input.to_json()) for row in dataset.rows} == {"{'messages': [{'role': 'user', 'content': 'q'}]}"}
+    assert [row.label for row in load(path).rows] == [None] * 3
+
+
 def test_broken_rows_are_named_and_can_be_left_out(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"input": "good"}\n' + b"\n".join(BROKEN) + b'\n{"input": "last"}')

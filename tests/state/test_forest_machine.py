@@ -22,6 +22,7 @@ from silva.state.forest import Match, Node, SessionForest
 from silva.state.identity import canonical_arguments, chain_keys, message_digest, root_key
 from silva.state.lineage import build_sample, build_samples, exported_leaves, linear_leaf, node_records
 from silva.state.parsers import TurnParser
+from silva.state.records import ToldHistories
 from silva.state.turns import place_turn, read_turn
 from silva.types.errors import SessionFailure, TransitionRefused
 from silva.types.generation import GenerateResult, append_span
@@ -386,6 +387,17 @@ class ForestMachine(RuleBasedStateMachine):
         assert sample.truncated == turn.cut
         assert text_of(sample.token_ids) == turn.state.text
 
+    def check_records(self) -> None:
+        """The history of each turn, in its client's own words, is a record of exactly that turn."""
+        told = ToldHistories(self.forest.nodes)
+        for turn in self.turns:
+            for history in ((*turn.request, turn.reply), turn.state.own):
+                root = root_key(CONVERSATIONS[turn.conversation])
+                digests = [message_digest(message) for message in history]
+                found = told.find(root, digests, history.__getitem__, lenient=self.lenient)
+                assert turn.node in [candidate.node for candidate in found.candidates]
+                assert history != turn.state.own or not all(candidate.kinds for candidate in found.candidates)
+
     @invariant()
     def leaves_train_every_sampled_id_once(self) -> None:
         if not self.turns:
@@ -446,6 +458,7 @@ class ForestMachine(RuleBasedStateMachine):
             assert not (set(ids) - inherited) & held
 
     def teardown(self) -> None:
+        self.check_records()
         nodes, records = self.forest.nodes, node_records(self.forest)
         assert [node.node_id for node in nodes] == list(range(len(nodes)))
         for node, record in zip(nodes, records, strict=True):

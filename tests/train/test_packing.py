@@ -10,15 +10,20 @@ from hypothesis import strategies as st
 from spans import responses_of
 from train_tiny import make_sample, random_samples
 
-from silva.train.packing import PackedRow, pack_batch, split_sessions
+from silva.train.packing import PackedRow, leave_out_too_long, pack_batch, split_sessions
 from silva.types.errors import ConfigError, SilvaError
 
 
-@given(st.integers(0, 50), st.integers(1, 7), st.integers(1, 6))
-def test_each_trainable_token_is_packed_exactly_once(seed: int, num_sessions: int, micro_batch_size: int) -> None:
+@given(st.integers(0, 50), st.integers(1, 7), st.integers(1, 6), st.none() | st.integers(13, 60))
+def test_each_trainable_token_is_packed_exactly_once(
+    seed: int, num_sessions: int, micro_batch_size: int, max_tokens: int | None
+) -> None:
     samples = random_samples(seed, num_sessions)
-    batch = pack_batch(samples, micro_batch_size=micro_batch_size)
-    assert [len(row.document_lengths) for row in batch.rows[:-1]] == [micro_batch_size] * (len(batch.rows) - 1)
+    batch = pack_batch(samples, micro_batch_size=micro_batch_size, max_tokens=max_tokens)
+    if max_tokens is None:
+        assert [len(row.document_lengths) for row in batch.rows[:-1]] == [micro_batch_size] * (len(batch.rows) - 1)
+    else:
+        assert all(row.num_tokens <= max_tokens for row in batch.rows)
     seen: list[tuple[int, int]] = []
     for row in batch.rows:
         starts = dict(zip(dict.fromkeys(row.owners_N), np.cumsum([0, *row.document_lengths]), strict=False))
@@ -39,8 +44,10 @@ def test_each_trainable_token_is_packed_exactly_once(seed: int, num_sessions: in
     assert batch.num_sessions == num_sessions and batch.num_samples == len(samples)
 
 
-@given(st.integers(0, 50), st.integers(1, 7), st.integers(1, 6))
-def test_weights_follow_the_reduction_and_not_the_rows(seed: int, num_sessions: int, micro_batch_size: int) -> None:
+@given(st.integers(0, 50), st.integers(1, 7), st.integers(1, 6), st.none() | st.integers(13, 60))
+def test_weights_follow_the_reduction_and_not_the_rows(
+    seed: int, num_sessions: int, micro_batch_size: int, max_tokens: int | None
+) -> None:
     samples = random_samples(seed, num_sessions)
     tokens: dict[str, int] = {}
     for sample in samples:
@@ -54,6 +61,7 @@ def test_weights_follow_the_reduction_and_not_the_rows(seed: int, num_sessions: 
         batch = pack_batch(
             samples,
             micro_batch_size=micro_batch_size,
+            max_tokens=max_tokens,
             reduction=reduction,  # type: ignore[arg-type]
             max_response_len=32,
         )
@@ -123,7 +131,23 @@ def test_samples_that_cannot_be_trained_are_named() -> None:
         pack_batch([good], micro_batch_size=1, loss_masks=[[0, 1]])
 
 
+def test_samples_too_long_for_a_row_are_left_out_before_anything_is_counted() -> None:
+    short, long = make_sample("a", [1, 2, 3], [0, 1, 1]), make_sample("b", [1] * 9, [0, *[1] * 8], name="long")
+    with pytest.raises(SilvaError, match=r"sample b/long has 9 tokens, a row holds 8"):
+        pack_batch([short, long], max_tokens=8)
+    assert leave_out_too_long([short, long], 9) == ([short, long], [])
+    fit, too_long = leave_out_too_long([short, long], 8)
+    assert too_long == [long]
+    batch = pack_batch(fit, max_tokens=8)
+    assert (batch.num_sessions, batch.num_trainable, batch.rows[0].weights_N.tolist()) == (1, 2, [0.5, 0.5])
+    # another context of the session stays, and its tokens alone make the session's mean
+    other = make_sample("b", [1, 2], [0, 1])
+    assert leave_out_too_long([long, short, other], 8) == ([short, other], [long])
+
+
 def test_impossible_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_tokens is 0"):
+        pack_batch([], max_tokens=0)
     with pytest.raises(ConfigError, match="micro_batch_size is 0"):
         pack_batch([], micro_batch_size=0)
     with pytest.raises(ConfigError, match="'mean' does not exist"):

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from silva.train.checkpoint import checkpoint_dir, is_complete, latest_checkpoint
 from silva.train.losses import ClipConfig
 from silva.train.policy import PolicyConfig, PolicyTrainer, StepResult
+from silva.train.trainer import TrainerSettings
 from silva.types.errors import ConfigError, SilvaError
 from silva.types.rollout import TrainingSample
 
@@ -130,11 +131,12 @@ def test_a_step_equals_its_float64_definition(hf_dir: Path, settings: dict[str, 
 def test_loss_and_gradient_do_not_depend_on_packing_or_order(hf_dir: Path, reduction: str) -> None:
     samples = random_samples(2, 6)
     reference: tuple[StepResult, Gradients] | None = None
-    for micro_batch_size, order_seed in ((1, None), (2, 1), (3, 2), (100, 3)):
-        trainer = make_trainer(hf_dir, micro_batch_size=micro_batch_size, reduction=reduction, max_response_len=16)
+    packings = ({}, {"micro_batch_size": 2}, {"micro_batch_size": 100}, {"max_tokens": 20}, {"max_tokens": 64})
+    for order_seed, packing in enumerate(packings):
+        trainer = make_trainer(hf_dir, **packing, reduction=reduction, max_response_len=16)
         old = old_policy(samples, trainer)
         order = list(range(len(samples)))
-        if order_seed is not None:
+        if reference is not None:
             np.random.default_rng(order_seed).shuffle(order)
         result, gradients = step_with_gradients(
             trainer, [samples[i] for i in order], old_logprobs=[old[i] for i in order]
@@ -145,6 +147,32 @@ def test_loss_and_gradient_do_not_depend_on_packing_or_order(hf_dir: Path, reduc
         assert result.metrics == pytest.approx(reference[0].metrics, rel=1e-5, abs=1e-5)
         for mine, theirs in zip(gradients, reference[1], strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_samples_too_long_for_a_row_are_named_in_the_log_and_not_trained(
+    hf_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples = [make_sample("short", [1, 2, 3], [0, 1, 1]), make_sample("long", [1] * 9, [0] + [1] * 8, name="ctx")]
+    assert make_trainer(hf_dir).leave_out_too_long(samples) == (samples, 0)
+    fit, num_too_long = make_trainer(hf_dir, max_tokens=8).leave_out_too_long(samples)
+    assert (fit, num_too_long) == (samples[:1], 1)
+    assert "session long: its sample ctx" in caplog.text and "9 tokens, a packed row takes 8" in caplog.text
+
+
+def test_failed_sessions_make_steps_smaller_or_fewer() -> None:
+    settings = TrainerSettings(
+        run_dir=Path(),
+        first_rollout=0,
+        num_rollout=1,
+        global_batch_size=4,
+        std_normalization=True,
+        eval_interval=None,
+        save_interval=None,
+        save_hf=None,
+    )
+    assert [settings.steps_of(num) for num in (16, 13, 7, 3, 0)] == [4, 3, 2, 1, 1]
+    told = replace(settings, num_steps=4)
+    assert [told.steps_of(num) for num in (16, 13, 7, 3, 0)] == [4, 4, 4, 3, 1]
 
 
 def test_gradient_equals_finite_differences(tmp_path: Path) -> None:

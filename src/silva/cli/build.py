@@ -9,18 +9,19 @@ import logging
 import math
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from silva.agent.client import AgentRunner
 from silva.agent.environment import parse_agent_env
 from silva.agent.sweep import sweep_run
+from silva.cli.user_code import UserCode, build_rewards, open_user_code
 from silva.config.options import RunConfig
 from silva.config.parse import write_config_file
-from silva.config.validate import min_group_size
+from silva.config.validate import check_token_budget, min_group_size
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, load_dataset
 from silva.gateway.answer import AnswerSettings
@@ -32,11 +33,11 @@ from silva.gateway.sessions import SessionRegistry
 from silva.gateway.turns import SamplingSettings, TurnService, TurnSettings
 from silva.inference.engine import Engine
 from silva.rollout.driver import AgentSettings, ProcessDriver
+from silva.rollout.export import Exporter, ExportSettings
 from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
 from silva.rollout.open_sessions import OpenSessions
 from silva.rollout.producer import Producer, ProducerSettings
 from silva.rollout.report import StepReport
-from silva.rollout.rewards import OutputRewards
 from silva.state.codec import TurnCodec
 from silva.state.lineage import ExportMode
 from silva.state.parsers import TurnParser
@@ -73,9 +74,13 @@ class Runtime:
     ledger: RunLedger
     registry: SessionRegistry
     turns: TurnService
+    exporter: Exporter
     server: GatewayServer
     recovered: Recovered | None
     stack: AsyncExitStack
+    user_code: UserCode
+    step_numbers: list[Callable[[], dict[str, float]]] = field(default_factory=list)
+    """Metrics of a rollout step that parts of the run counted since they were asked last."""
 
 
 def choose_run_dir(config: RunConfig) -> Path:
@@ -127,10 +132,16 @@ def turn_settings(config: RunConfig) -> TurnSettings:
     )
 
 
-def export_mode(config: RunConfig) -> ExportMode:
-    """What is exported of a session whose agent named no context."""
+def export_settings(config: RunConfig) -> ExportSettings:
+    """What is exported of sessions."""
     modes: dict[str, ExportMode] = {"last": "last", "leaves": "leaves"}
-    return modes.get(config.agentic_export, "strict")
+    return ExportSettings(
+        implicit=modes.get(config.agentic_export, "strict"),
+        profiles=parse_profiles(config.agentic_profiles),
+        lenient=config.agentic_echo_match != "exact",
+        reward_key=config.reward_key,
+        eval_reward_key=config.eval_reward_key,
+    )
 
 
 def group_settings(config: RunConfig, mode: Mode) -> GroupSettings:
@@ -160,7 +171,11 @@ def eval_concurrency(config: RunConfig) -> int:
 def load_prompts(config: RunConfig, path: Path) -> Dataset:
     """A dataset file under this run's keys."""
     dataset = load_dataset(
-        path, input_key=config.input_key, metadata_key=config.metadata_key, skip_bad_rows=config.skip_bad_rows
+        path,
+        input_key=config.input_key,
+        metadata_key=config.metadata_key,
+        label_key=config.label_key,
+        skip_bad_rows=config.skip_bad_rows,
     )
     if dataset.num_skipped:
         log.warning("dataset %s: %d broken rows were left out (--skip-bad-rows)", path, dataset.num_skipped)
@@ -258,6 +273,13 @@ def context_limit(config: RunConfig, hf_dir: Path) -> int:
     return limit if isinstance(limit, int) and limit > 1 else DEFAULT_CONTEXT_LEN
 
 
+def check_row_budget(config: RunConfig) -> None:
+    """ConfigError where --max-tokens-per-gpu cannot hold the longest context that the model allows."""
+    hf_dir = Path(str(config.hf_checkpoint))
+    if (hf_dir / "config.json").is_file():  # a folder without it is refused as a model, by its own name
+        check_token_budget(config, context_limit(config, hf_dir), f"the limit of the model in {hf_dir}")
+
+
 @asynccontextmanager
 async def open_runtime(
     config: RunConfig,
@@ -279,6 +301,7 @@ async def open_runtime(
     run_id = run_id_of(run_dir)
     clock = SystemClock()
     async with AsyncExitStack() as stack:
+        user_code = await open_user_code(config, run_dir, run_id, stack)
         recovered: Recovered | None = None
         if recover_step is None:
             ledger = RunLedger(run_dir, clock=clock)
@@ -290,15 +313,12 @@ async def open_runtime(
             recovered = await asyncio.to_thread(lambda: ledger.recover(step=recover_step))
         write_config_file(config, run_dir / "config.toml")
         codec = await asyncio.to_thread(load_codec, config)
-        assert config.hf_checkpoint is not None
-        engine = await asyncio.to_thread(
-            lambda: build_engine(
-                config, codec, clock, hf_dir=engine_dir or Path(str(config.hf_checkpoint)), version=version
-            )
-        )
+        hf_dir = engine_dir or Path(str(config.hf_checkpoint))
+        engine = await asyncio.to_thread(lambda: build_engine(config, codec, clock, hf_dir=hf_dir, version=version))
         await engine.start()
         stack.push_async_callback(engine.close)
-        accounts = OpenSessions(ledger, export_mode(config)) if open_sessions else None
+        exporter = Exporter(export_settings(config))
+        accounts = OpenSessions(ledger, exporter) if open_sessions else None
         registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts, run_dir, record)
         ledger.event("run_start", {"run_id": run_id, "base_url": server.base_url, "resumed": recovered is not None})
         yield Runtime(
@@ -312,9 +332,11 @@ async def open_runtime(
             ledger=ledger,
             registry=registry,
             turns=turns,
+            exporter=exporter,
             server=server,
             recovered=recovered,
             stack=stack,
+            user_code=user_code,
         )
         ledger.event("run_end")
         await asyncio.to_thread(ledger.flush)
@@ -384,6 +406,8 @@ def serving_counters(runtime: Runtime) -> dict[str, float]:
         kind = name.removeprefix("match_")
         forest = kind != name or name.startswith("repair_")
         numbers[f"forest/{kind}" if forest else f"gateway/{name}"] = float(count)
+    for name, count in runtime.exporter.counters.items():
+        numbers[f"export/{name}"] = float(count)
     for name, count in runtime.engine.usage().counters.items():
         numbers[f"engine/{name}"] = float(count)
     return numbers
@@ -406,15 +430,16 @@ async def open_groups(runtime: Runtime) -> tuple[GroupRunner, FailureBudget]:
         env_clear=config.agent_env_clear,
         timeout_s=config.agent_timeout,
         start_timeout_s=config.agent_start_timeout or config.agent_timeout,
-        export=export_mode(config),
     )
     budget = FailureBudget(config.agent_max_failures)
+    rewards = build_rewards(config, runtime.user_code, runtime.codec.decode)
+    runtime.step_numbers.append(rewards.take_numbers)
     groups = GroupRunner(
         registry=runtime.registry,
-        driver=ProcessDriver(runner, settings, runtime.clock, runtime.registry.end),
+        driver=ProcessDriver(runner, settings, runtime.clock, runtime.registry.end, runtime.exporter),
         ledger=runtime.ledger,
         budget=budget,
-        rewards=OutputRewards(),
+        rewards=rewards,
         on_scored=runtime.view.scored,
     )
     return groups, budget
@@ -457,5 +482,9 @@ def build_report(runtime: Runtime) -> StepReport:
         run_dir=runtime.run_dir,
         ledger=runtime.ledger,
         dump_path=runtime.config.save_debug_rollout_data,
-        counters=lambda: serving_counters(runtime),
+        counters=lambda: {**serving_counters(runtime), **_step_numbers(runtime)},
     )
+
+
+def _step_numbers(runtime: Runtime) -> dict[str, float]:
+    return {name: value for numbers in runtime.step_numbers for name, value in numbers().items()}

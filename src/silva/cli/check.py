@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from silva.agent.environment import withheld_names
 from silva.cli.build import (
     build_engine,
     check_model,
+    check_row_budget,
     group_settings,
     load_codec,
     load_parser,
@@ -22,6 +25,7 @@ from silva.cli.build import (
 )
 from silva.cli.loop import run_async
 from silva.cli.replay import run_replay
+from silva.cli.user_code import open_user_code
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
 from silva.config.validate import eval_sets, validate
@@ -77,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
             checks.run("engine", lambda: _check_servers(config))
         elif config.engine == "sglang":
             print("SKIP engine: the options must pass first", flush=True)
+    if config.custom_rm_path is not None:
+        checks.run("reward function", lambda: _check_user_code(config))
     if options_fit and datasets and not checks.failed and not args.no_agent_run:
         checks.run("agent command", lambda: _check_agent(config, datasets[0]))
     elif not args.no_agent_run:
@@ -94,6 +100,8 @@ def _check_options(config: RunConfig) -> str:
         reason = "silva train needs at least 2 samples a prompt"
     command = "rollout" if reason else "train"
     validate(config, command)
+    if command == "train":
+        check_row_budget(config)
     withheld = withheld_names()
     shown = f"; not given to agents: {', '.join(withheld)}" if withheld and not config.agent_env_clear else ""
     only = f" ({reason})" if reason else ""
@@ -140,6 +148,17 @@ def _check_servers(config: RunConfig) -> str:
     return f"{', '.join(config.engine_url)}: weight version {engine.version}, context {engine.max_context_len} tokens"
 
 
+def _check_user_code(config: RunConfig) -> str:
+    async def look() -> int:
+        async with AsyncExitStack() as stack:
+            await open_user_code(config, Path(folder), f"check-{os.getpid()}", stack)
+        return 0
+
+    with tempfile.TemporaryDirectory(prefix="silva-check-") as folder:
+        run_async(look)
+    return f"{config.custom_rm_path} was loaded" + (" (called once a group)" if config.group_rm else "")
+
+
 def _check_agent(config: RunConfig, dataset: Dataset) -> str:
     """One real session on the first row; a fixed text stands for the model unless a script is configured."""
     with tempfile.TemporaryDirectory(prefix="silva-check-") as folder:
@@ -173,5 +192,8 @@ def _verdict(model: str, results: list[GroupResult]) -> str:
         raise SilvaError("it was stopped before it ended")
     for failure in results[0].failures:
         raise SilvaError(f"{failure.reason}: {failure.message}")
+    if results[0].end is not None:
+        raise SilvaError(f"{results[0].end.reason}: {results[0].end}")
     sample = results[0].samples[0]
-    return f"model turns: {sample.num_turns}, exit status 0, reward {sample.reward:g} ({model})"
+    reward = "none" if sample.reward is None else f"{sample.reward:g}"
+    return f"model turns: {sample.num_turns}, exit status 0, reward {reward} ({model})"

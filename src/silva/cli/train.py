@@ -13,6 +13,7 @@ from silva.cli.build import (
     Runtime,
     build_producer,
     build_report,
+    check_row_budget,
     choose_run_dir,
     eval_concurrency,
     group_settings,
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         _refuse_other_runs(resumed)
     config = resolve(args, base=base)
     validate(config, "train")
+    check_row_budget(config)
     run_dir = choose_run_dir(config) if resumed is None else resumed.absolute()
     config = replace(config, run_dir=str(run_dir))
     assert config.prompt_data is not None
@@ -131,11 +133,13 @@ def _trainer_settings(config: RunConfig, run_dir: Path, first: int) -> TrainerSe
     from silva.train.trainer import TrainerSettings
 
     assert config.rollout_batch_size is not None
+    num_sessions = config.rollout_batch_size * config.n_samples_per_prompt
     return TrainerSettings(
         run_dir=run_dir,
         first_rollout=first,
         num_rollout=config.num_rollout,
-        global_batch_size=config.global_batch_size or config.rollout_batch_size * config.n_samples_per_prompt,
+        global_batch_size=config.global_batch_size or num_sessions,
+        num_steps=config.num_steps_per_rollout,
         std_normalization=not config.disable_grpo_std_normalization,
         eval_interval=config.eval_interval,
         save_interval=config.save_interval,
@@ -161,6 +165,7 @@ def policy_config(config: RunConfig) -> PolicyConfig:
         ),
         temperature=config.rollout_temperature,
         micro_batch_size=config.micro_batch_size,
+        max_tokens=config.max_tokens_per_gpu,
         reduction=reduction,  # pyright: ignore[reportArgumentType]  checked by the option's choices
         max_response_len=config.rollout_max_response_len,
         num_threads=num_threads(Path(str(config.hf_checkpoint))),

@@ -241,6 +241,13 @@ class RunConfig:
         "Sessions of one optimizer step (default: --rollout-batch-size times --n-samples-per-prompt).",
         low=1,
     )
+    num_steps_per_rollout: int | None = opt(
+        "rollout",
+        "int",
+        None,
+        "Optimizer steps that the sessions of one rollout step are split into (default: by --global-batch-size).",
+        low=1,
+    )
     rollout_temperature: float = opt("rollout", "float", 1.0, "Sampling temperature; 0 is argmax.", low=0)
     rollout_top_p: float = opt(
         "rollout", "float", 1.0, "Sampling keeps the likeliest tokens up to this mass.", low=0, high=1, low_open=True
@@ -276,6 +283,9 @@ class RunConfig:
     prompt_data: str | None = opt("data", "str", None, "JSON Lines file of prompts.", metavar="FILE")
     input_key: str = opt("data", "str", "input", "Row key of the text or message list.", metavar="KEY")
     metadata_key: str = opt("data", "str", "metadata", "Row key of the metadata object.", metavar="KEY")
+    label_key: str | None = opt(
+        "data", "str", None, "Row key of what only those who judge a session get, any JSON value.", metavar="KEY"
+    )
     skip_bad_rows: bool = opt("data", "bool", False, "Count and drop broken rows instead of refusing the file.")
     # eval
     eval_interval: int | None = opt(
@@ -291,6 +301,44 @@ class RunConfig:
     )
     eval_max_response_len: int | None = opt(
         "eval", "int", None, "Most tokens of one model turn in eval (default: --rollout-max-response-len).", low=1
+    )
+    eval_reward_key: str | None = opt(
+        "eval", "str", None, "Entry of reward objects that counts in eval (default: --reward-key).", metavar="KEY"
+    )
+    # reward
+    custom_rm_path: str | None = opt(
+        "reward",
+        "str",
+        None,
+        "Function f(args, sample) that rewards contexts without a reward, as module.function (docs/rewards.md).",
+        metavar="PATH",
+    )
+    group_rm: bool = opt("reward", "bool", False, "Call --custom-rm-path once for a whole group, as f(args, samples).")
+    reward_key: str | None = opt(
+        "reward", "str", None, "Entry of reward objects that is the reward; the others are metrics.", metavar="KEY"
+    )
+    reward_timeout_s: float = opt(
+        "reward",
+        "float",
+        30.0,
+        "Most seconds of one call of a function of yours.",
+        metavar="SECONDS",
+        low=0,
+        low_open=True,
+    )
+    reward_max_concurrency: int = opt(
+        "reward", "int", 64, "Calls of functions of yours at once; sync ones at most 4 a core.", low=1
+    )
+    reward_retries: int = opt(
+        "reward", "int", 1, "How often a reward function that raised, hung or crashed is asked again.", low=0
+    )
+    reward_failure_score: float | None = opt(
+        "reward",
+        "float",
+        None,
+        "Reward where the function failed after its retries (default: the session fails).",
+        low=-1e30,
+        high=1e30,
     )
     # algorithm
     advantage_estimator: str = opt(
@@ -351,6 +399,19 @@ class RunConfig:
     clip_grad: float = opt("training", "float", 1.0, "Largest norm of the gradient.", low=0, low_open=True)
     micro_batch_size: int = opt(
         "training", "int", 1, "Samples of one packed row, which is one forward and backward pass.", low=1
+    )
+    use_dynamic_batch_size: bool = opt(
+        "training",
+        "bool",
+        False,
+        "Pack as many samples into a row as --max-tokens-per-gpu allows, instead of --micro-batch-size.",
+    )
+    max_tokens_per_gpu: int | None = opt(
+        "training",
+        "int",
+        None,
+        "Most tokens of one packed row with --use-dynamic-batch-size; no sample may have more.",
+        low=1,
     )
     # engines
     engine: str = opt(
@@ -421,17 +482,10 @@ LATER: Mapping[str, tuple[str, str]] = {
     "max_sample_staleness": ("1", "asynchronous rollout"),
     "max_token_staleness": ("1", "off-policy masks"),
     "mask_offpolicy_in_partial_rollout": ("0", "partial rollout"),
-    "label_key": ("1", "reward functions"),
     "tool_key": ("1", "dataset tools"),
     "multimodal_keys": ("1", "images"),
-    "eval_reward_key": ("1", "reward objects"),
-    "custom_rm_path": ("1", "reward functions"),
-    "group_rm": ("0", "group reward functions"),
-    "reward_key": ("1", "reward objects"),
     "agentic_custom_advantage_path": ("1", "custom advantages"),
     "agentic_credit": ("1", "credit for several contexts"),
-    "reward_timeout_s": ("1", "reward functions"),
-    "reward_max_concurrency": ("1", "reward functions"),
     "log_passrate": ("0", "pass rates"),
     "kl_coef": ("1", "KL terms"),
     "use_kl_loss": ("0", "KL terms"),
@@ -454,9 +508,6 @@ LATER: Mapping[str, tuple[str, str]] = {
     "opd_coef": ("1", "distillation"),
     "opd_teacher": ("1", "distillation"),
     "warmup": ("1", "learning rate schedules"),
-    "use_dynamic_batch_size": ("0", "dynamic batching"),
-    "max_tokens_per_gpu": ("1", "dynamic batching"),
-    "num_steps_per_rollout": ("1", "dynamic batching"),
     "load_debug_rollout_data": ("1", "replayed rollouts"),
     "debug_rollout_only": ("0", "replayed rollouts"),
     "debug_train_only": ("0", "replayed rollouts"),

@@ -41,6 +41,8 @@ def validate(config: RunConfig, command: Command) -> None:
     _need(config, "rollout_batch_size", "the number of prompts of one rollout step")
     if command == "train" and config.num_rollout is None and config.num_epoch is None:
         raise ConfigError("one of --num-rollout and --num-epoch is needed: without them the run would never end")
+    if command == "train":
+        _check_several_contexts(config)
     if command == "train" and config.agentic_export == "leaves":
         raise ConfigError(
             "--agentic-export leaves may give several contexts of one session, and how they share its reward "
@@ -48,6 +50,8 @@ def validate(config: RunConfig, command: Command) -> None:
             "serve export all leaves"
         )
     _check_groups(config, command)
+    _check_packing(config)
+    _check_rewards(config)
     if config.save_hf is not None and Path(config.save_hf).exists() and not Path(config.save_hf).is_dir():
         raise ConfigError(f"--save-hf is {config.save_hf!r}, which is a file; it must name a folder")
     eval_sets(config)
@@ -82,6 +86,50 @@ def min_group_size(config: RunConfig) -> int:
     if config.agentic_min_group_size is not None:
         return config.agentic_min_group_size
     return min(2, config.n_samples_per_prompt)
+
+
+def check_token_budget(config: RunConfig, context_len: int, source: str) -> None:
+    """Raise ConfigError where a packed row is too small for a whole context of `context_len` tokens."""
+    budget = config.max_tokens_per_gpu
+    if budget is not None and budget < context_len:
+        raise ConfigError(
+            f"--max-tokens-per-gpu {budget} is less than the {context_len} tokens that a context may have ({source}), "
+            "and no sample is cut. Raise it, or set a lower --rollout-max-context-len"
+        )
+
+
+def several_contexts_flags(config: RunConfig) -> list[str]:
+    """The options in force that may give several contexts of one session."""
+    flags = {
+        "--agentic-export leaves": config.agentic_export == "leaves",
+    }
+    return [flag for flag, on in flags.items() if on]
+
+
+def _check_several_contexts(config: RunConfig) -> None:
+    flags = several_contexts_flags(config)
+    if flags and not config.use_dynamic_batch_size:
+        raise ConfigError(
+            f"{' and '.join(flags)} may give several contexts of one session, which need --use-dynamic-batch-size "
+            "(with --max-tokens-per-gpu): how many samples a step trains is then not known before"
+        )
+
+
+def _check_packing(config: RunConfig) -> None:
+    budget = config.max_tokens_per_gpu
+    if config.use_dynamic_batch_size and budget is None:
+        raise ConfigError("--use-dynamic-batch-size needs --max-tokens-per-gpu, the most tokens of one packed row")
+    if budget is not None and not config.use_dynamic_batch_size:
+        raise ConfigError(
+            f"--max-tokens-per-gpu {budget} does nothing without --use-dynamic-batch-size; set both or neither"
+        )
+    if config.use_dynamic_batch_size and config.micro_batch_size != 1:
+        raise ConfigError(
+            f"--micro-batch-size {config.micro_batch_size} contradicts --use-dynamic-batch-size, where "
+            "--max-tokens-per-gpu says how many samples a row holds; leave one out"
+        )
+    if config.rollout_max_context_len is not None:
+        check_token_budget(config, config.rollout_max_context_len, "--rollout-max-context-len")
 
 
 def _need(config: RunConfig, name: str, what: str) -> None:
@@ -197,5 +245,36 @@ def _check_groups(config: RunConfig, command: Command) -> None:
             f"--global-batch-size {batch} does not divide the {sessions} sessions of a rollout step "
             f"({config.rollout_batch_size} prompts x {n} samples)"
         )
+    _check_num_steps(config, sessions)
     if config.calculate_per_token_loss and config.loss_reduction not in (None, "per_token"):
         raise ConfigError(f"--calculate-per-token-loss contradicts --loss-reduction {config.loss_reduction}")
+
+
+def _check_num_steps(config: RunConfig, sessions: int) -> None:
+    steps, batch = config.num_steps_per_rollout, config.global_batch_size
+    if steps is None:
+        return
+    if sessions % steps:
+        raise ConfigError(
+            f"--num-steps-per-rollout {steps} does not divide the {sessions} sessions of a rollout step "
+            f"({config.rollout_batch_size} prompts x {config.n_samples_per_prompt} samples)"
+        )
+    if batch is not None and batch * steps != sessions:
+        raise ConfigError(
+            f"--num-steps-per-rollout {steps} and --global-batch-size {batch} disagree: of {sessions} sessions, "
+            f"{steps} step(s) take {sessions // steps} each; leave one of the two out"
+        )
+
+
+def _check_rewards(config: RunConfig) -> None:
+    if config.custom_rm_path is None:
+        for flag, is_set in (
+            ("--group-rm", config.group_rm),
+            ("--reward-failure-score", config.reward_failure_score is not None),
+        ):
+            if is_set:
+                raise ConfigError(f"{flag} needs --custom-rm-path, the function that it is about (docs/rewards.md)")
+    elif config.group_rm and config.reward_failure_score is not None:
+        raise ConfigError(
+            "--reward-failure-score cannot be used with --group-rm: where the function fails, its group is dropped"
+        )

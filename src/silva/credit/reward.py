@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from numbers import Real
+from typing import cast
 
 import numpy as np
 
@@ -20,6 +23,43 @@ MAX_ABS_REWARD = 1e30
 """Larger magnitudes overflow in float32, where the loss is computed: they are as bad as infinity."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reward:
+    """A reward as it was given: the number that counts (None: none was given), and the other numbers of its object."""
+
+    value: float | None
+    helpers: dict[str, float] = field(default_factory=dict[str, float])
+
+
+def read_reward(value: object, where: str, key: str | None = None, *, allow_bool: bool = False) -> Reward:
+    """A number, None, or an object of which the entry `key` (--reward-key) is the number that counts.
+
+    The object's other numbers are helpers, a bool 0 or 1; entries that are no numbers, and names that are no text, mean
+    nothing. Raises SessionFailure(reason="reward_invalid") as `check_reward`, for an object without a key or without
+    that entry, and for a helper that is not finite. `where` and `allow_bool` are as there.
+    """
+    if value is None:
+        return Reward(value=None)
+    if not isinstance(value, Mapping):
+        return Reward(value=check_reward(value, where, allow_bool=allow_bool))
+    entries = cast("Mapping[object, object]", value)
+    if key is None:
+        raise _invalid(entries, where, "an object needs --reward-key, which names the entry that is the reward")
+    if key not in entries:
+        raise _invalid(entries, where, f"it has no entry {key!r} (--reward-key)")
+    number = check_reward(entries[key], f"{where}, entry {key!r} (--reward-key)", allow_bool=allow_bool)
+    helpers: dict[str, float] = {}
+    for name, entry in entries.items():
+        if name == key or not isinstance(name, str) or not (isinstance(entry, Real) or _is_bool(entry)):
+            continue
+        helpers[name] = _number(cast("Real", entry))
+        if not math.isfinite(helpers[name]):
+            raise _invalid(
+                entry, f"{where}, entry {_SHORT.repr(name)}", "it must be finite; leave it out where it is not known"
+            )
+    return Reward(value=number, helpers=helpers)
+
+
 def check_reward(value: object, where: str, *, allow_bool: bool = False) -> float:
     """`value` as a finite Python float.
 
@@ -33,15 +73,19 @@ def check_reward(value: object, where: str, *, allow_bool: bool = False) -> floa
         raise _invalid(value, where, "a bool is taken only from a reward function; write 1.0 or 0.0")
     if not isinstance(value, Real):
         raise _invalid(value, where, "it must be a number")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
+    number = _number(value)
     if not math.isfinite(number):
         raise _invalid(value, where, "it must be finite")
     if abs(number) > MAX_ABS_REWARD:
         raise _invalid(value, where, f"its magnitude must be at most {MAX_ABS_REWARD:g}")
     return number
+
+
+def _number(value: Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _is_bool(value: object) -> bool:

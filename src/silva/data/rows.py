@@ -42,17 +42,22 @@ class Dataset:
         return indices
 
 
-def load_dataset(path: Path, *, input_key: str, metadata_key: str, skip_bad_rows: bool = False) -> Dataset:
+def load_dataset(
+    path: Path, *, input_key: str, metadata_key: str, label_key: str | None = None, skip_bad_rows: bool = False
+) -> Dataset:
     """Read a JSON Lines file.
 
-    A row needs a text or message list under `input_key`, an object under `metadata_key`, or both. Raises DatasetError
-    with the first ten broken lines, unless `skip_bad_rows` drops and counts them.
+    A row needs a text or message list under `input_key`, an object under `metadata_key`, or both; its label is whatever
+    stands under `label_key`, else None. Raises DatasetError with the first ten broken lines, unless `skip_bad_rows`
+    drops and counts them.
     """
     rows: list[Row] = []
     errors: list[str] = []
     for number, text in _lines(path):
         try:
-            rows.append(Row(line=number, input=_read_row(text, input_key, metadata_key)))
+            row = _read_object(text)
+            label = None if label_key is None else row.get(label_key)
+            rows.append(Row(line=number, input=_read_input(row, input_key, metadata_key), label=label))
         except ValueError as error:
             errors.append(f"line {number}: {error}")
     if errors and not skip_bad_rows:
@@ -76,7 +81,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise DatasetError(f"dataset {path} cannot be read: {error.strerror or error} ({path.absolute()})") from error
 
 
-def _read_row(line: bytes, input_key: str, metadata_key: str) -> SessionInput:
+def _read_object(line: bytes) -> JsonObject:
     try:
         row = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
@@ -87,6 +92,10 @@ def _read_row(line: bytes, input_key: str, metadata_key: str) -> SessionInput:
         raise ValueError("nested too deeply") from error
     if not isinstance(row, dict):
         raise ValueError(f"a row must be a JSON object, this is {type(row).__name__}")
+    return row
+
+
+def _read_input(row: JsonObject, input_key: str, metadata_key: str) -> SessionInput:
     messages = None if row.get(input_key) is None else _read_messages(row[input_key], input_key)
     metadata = row.get(metadata_key)
     if metadata is not None and not isinstance(metadata, dict):

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from silva.agent.client import AgentExit, AgentRunner, AgentSpec
 from silva.agent.environment import agent_environment
-from silva.agent.files import OutputDocument, SessionFiles, create_session, log_tail, read_output
-from silva.state.lineage import ExportMode, exported_leaves
+from silva.agent.files import SessionFiles, create_session, log_tail, read_output_bytes
+from silva.rollout.export import NO_RESPONSE, Exporter
 from silva.state.session import Session
 from silva.types.clock import Clock
 from silva.types.errors import AgentExecutionError, SessionFailure
@@ -33,7 +33,7 @@ class SessionDriver(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentSettings:
-    """How agent processes run, and what is exported of them. Times are seconds; `timeout_s` is active time."""
+    """How agent processes run. Times are seconds; `timeout_s` is active time."""
 
     command: str
     cwd: Path
@@ -44,7 +44,6 @@ class AgentSettings:
     env_clear: bool = False
     timeout_s: float = 1800.0
     start_timeout_s: float = 1800.0
-    export: ExportMode = "strict"
 
 
 class ProcessDriver:
@@ -59,11 +58,13 @@ class ProcessDriver:
         settings: AgentSettings,
         clock: Clock,
         seal: Callable[[str], Awaitable[object]],
+        exporter: Exporter | None = None,
     ):
         self._runner = runner
         self._settings = settings
         self._clock = clock
         self._seal = seal
+        self._exporter = exporter or Exporter()
 
     async def run(self, session: Session) -> list[ExportRecord]:
         assert session.input is not None
@@ -88,9 +89,9 @@ class ProcessDriver:
         ended = await self._run_limited(session, spec)
         await self._seal(session.session_id)
         self._check_exit(ended, session, files)
-        output = await asyncio.to_thread(read_output, files.output_json)
         try:
-            return implicit_records(session, output, settings.export)
+            session.output = await asyncio.to_thread(read_output_bytes, files.output_json) or None
+            return await asyncio.to_thread(export_session, self._exporter, session)
         except SessionFailure as failure:
             # An agent that swallowed its own crash ends well: only its log can tell what went wrong.
             raise AgentExecutionError(failure.reason, str(failure), log_tail=log_tail(files.command_log)) from failure
@@ -139,24 +140,14 @@ class ProcessDriver:
         raise AgentExecutionError(reason, message, log_tail=log_tail(files.command_log))
 
 
-def implicit_records(session: Session, output: OutputDocument, export: ExportMode) -> list[ExportRecord]:
-    """The contexts of a session whose agent named none, each with the reward that its output holds.
-
-    Under `leaves` they are called leaf-0, leaf-1, ... in the order in which their last responses were written. Raises
-    SessionFailure: `no_response`, `not_linear`.
-    """
-    if not any(node.kind == "response" for node in session.forest.nodes):
-        raise SessionFailure("no_response", f"the agent ended without an answer of the model: {_why_none(session)}")
-    leaves = exported_leaves(session.forest, export)
-    return [
-        ExportRecord(
-            name=f"leaf-{number}" if export == "leaves" else None,
-            node_id=leaf.node_id,
-            reward=output.reward,
-            metadata=output.metadata,
-        )
-        for number, leaf in enumerate(leaves)
-    ]
+def export_session(exporter: Exporter, session: Session) -> list[ExportRecord]:
+    """The contexts of a session that ended, as its output has them. Raises SessionFailure as `Exporter.records`."""
+    try:
+        return exporter.records(session.forest, session.output or b"", session.mode, f"session {session.session_id}")
+    except SessionFailure as failure:
+        if failure.reason != NO_RESPONSE:
+            raise
+        raise SessionFailure(NO_RESPONSE, f"{failure}: {_why_none(session)}") from failure
 
 
 def _why_none(session: Session) -> str:

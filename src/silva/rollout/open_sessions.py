@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from silva.agent.files import parse_output
-from silva.rollout.driver import implicit_records
+from silva.rollout.driver import export_session
+from silva.rollout.export import Exporter
 from silva.rollout.groups import Outcome, session_record
-from silva.state.lineage import ExportMode, build_samples
+from silva.state.lineage import build_samples
 from silva.state.session import Session
 from silva.store.ledger import RunLedger
 from silva.types.errors import SessionFailure
@@ -23,9 +23,9 @@ class OpenSessions:
     counts as ended when its rows are in the run's database.
     """
 
-    def __init__(self, ledger: RunLedger, export: ExportMode = "strict"):
+    def __init__(self, ledger: RunLedger, exporter: Exporter | None = None):
         self._ledger = ledger
-        self._export: ExportMode = export
+        self._exporter = exporter or Exporter()
         self._num_opened = 0
 
     def opened(self, session: Session) -> None:
@@ -43,8 +43,7 @@ class OpenSessions:
         """Export a finished session. A failed export is an answer too, never an error of the request."""
         session.output = body or None
         try:
-            output = await asyncio.to_thread(parse_output, body)
-            records = implicit_records(session, output, self._export)
+            records = await asyncio.to_thread(export_session, self._exporter, session)
             samples = build_samples(session.forest, records, session_id=session.session_id, group_id=session.group_id)
             outcome = Outcome.exported(samples)
         except SessionFailure as failure:

@@ -1,34 +1,194 @@
-"""The Reward stage: what the outcome of a session was, once its agent ended."""
+"""The Reward stage: what the outcome of a session was, once its agent ended.
+
+The agent's own reward is used as it is. The user's reward function (`--custom-rm-path`) fills what is missing, session
+by session; with `--group-rm` it judges all contexts of a group at once, and may overwrite.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from silva.credit.reward import Reward, read_reward
+from silva.rollout.metrics import spread
+from silva.rollout.sample_views import Decode, place_of, sample_view
+from silva.rollout.user_function import UserCodeError, UserFunction
 from silva.state.session import Session
-from silva.types.errors import SessionFailure
-from silva.types.rollout import TrainingSample
+from silva.types.errors import GroupEnd, SessionFailure
+from silva.types.rollout import Mode, TrainingSample
+from silva.types.sample_view import OptionsView, SampleView
+
+log = logging.getLogger("silva.rollout")
 
 Samples = tuple[TrainingSample, ...]
 
+RM_PARAMS = ("args", "sample")
+GROUP_RM_PARAMS = ("args", "samples")
 
-class OutputRewards:
-    """Takes the rewards that agents wrote. `needed`: a session without one fails."""
 
-    def __init__(self, *, needed: bool = True):
-        self._needed = needed
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardSettings:
+    """What is made of rewards.
+
+    `needed`: a session without one fails. `one_a_session`: contexts share the session's reward, so it is asked for
+    once. `keys`: by mode, the entry of a reward object that counts. `num_retries`: how often a function that gave no
+    value is asked again; `failure_score`: what then stands for it, None to fail the session.
+    """
+
+    needed: bool = True
+    one_a_session: bool = False
+    group_wise: bool = False
+    keys: Mapping[Mode, str | None]
+    num_retries: int = 0
+    failure_score: float | None = None
+
+
+class Rewards:
+    """Gives sessions their rewards.
+
+    Consumes exported contexts of sessions that ended; waits for the user's function, where there is one; produces the
+    contexts with their rewards, each matched by its place in the call that asked for it.
+    """
+
+    def __init__(
+        self, settings: RewardSettings, *, function: UserFunction | None, options: OptionsView, decode: Decode
+    ):
+        assert function is not None or not settings.group_wise
+        self._settings = settings
+        self._function = function
+        self._options = options
+        self._decode = decode
+        self._latencies_s: list[float] = []
+        self._num_overwritten = 0
 
     @property
     def group_wise(self) -> bool:
-        return False
+        return self._settings.group_wise
+
+    def take_numbers(self) -> dict[str, float]:
+        """Metrics since this was asked last: agents' rewards that a group function replaced, seconds a call took."""
+        numbers: dict[str, float] = {}
+        if self.group_wise:
+            numbers["rollout/rewards_overwritten"] = float(self._num_overwritten)
+        if self._latencies_s:
+            numbers |= spread("reward/latency_s", self._latencies_s)
+        self._latencies_s, self._num_overwritten = [], 0
+        return numbers
 
     async def judge_session(self, session: Session, samples: Samples) -> Samples:
-        if self._needed and all(sample.reward is None for sample in samples):
-            raise SessionFailure(
-                "reward_missing",
-                "the agent's output holds no reward, and no reward function is configured; let the agent write "
-                '{"reward": NUMBER} to RELAX_OUTPUT_JSON',
-            )
+        """The contexts of one session with their rewards.
+
+        Raises SessionFailure: `reward_failed` where the function gave no value, `reward_invalid` where it is none to
+        train on, `reward_missing` where nobody gave one.
+        """
+        assert not self.group_wise, "these rewards are given to whole groups"
+        if self._function is not None:
+            asked = [index for index, sample in enumerate(samples) if sample.reward is None]
+            if self._settings.one_a_session:
+                asked = [0] if len(asked) == len(samples) else []
+            judged = await asyncio.gather(*(self._judge(session, samples[index]) for index in asked))
+            filled = list(samples)
+            for index, verdict in zip(asked, judged, strict=True):
+                if isinstance(verdict, SessionFailure):
+                    raise verdict
+                filled[index] = verdict
+            samples = tuple(filled)
+        self._check_given(samples)
         return samples
 
     async def judge_group(self, ended: Sequence[tuple[Session, Samples]]) -> list[Samples | SessionFailure]:
-        raise AssertionError("these rewards are given session by session")
+        """The same for the sessions of a group, with one call. A None in its list leaves what the agent gave.
+
+        Raises GroupEnd: `group_reward_failed` where the function gave no value, `group_reward_invalid` where it is no
+        list of one value a context.
+        """
+        flat = [(session, sample) for session, samples in ended for sample in samples]
+        views = [await self._view(session, sample) for session, sample in flat]
+        try:
+            values = await self._ask(views)
+        except UserCodeError as error:
+            raise GroupEnd("group_reward_failed", str(error)) from error
+        assert self._function is not None
+        if not isinstance(values, list) or len(values) != len(flat):
+            what = f"{len(values)} values" if isinstance(values, list) else f"a {type(values).__name__}"
+            raise GroupEnd(
+                "group_reward_invalid",
+                f"{self._function.path} returned {what} for {len(flat)} contexts of {len(ended)} sessions; with "
+                "--group-rm it must return a list with one value a context",
+            )
+        left = iter(values)
+        return [self._take(samples, [next(left) for _ in samples], session.mode) for session, samples in ended]
+
+    def _take(self, samples: Samples, values: Sequence[object], mode: Mode) -> Samples | SessionFailure:
+        """One session's part of what a group function returned."""
+        judged: list[TrainingSample] = []
+        try:
+            for sample, value in zip(samples, values, strict=True):
+                if value is not None and sample.reward is not None and mode == "train":
+                    self._num_overwritten += 1
+                judged.append(sample if value is None else self._with(sample, self._read(sample, value, mode)))
+            self._check_given(judged)
+        except SessionFailure as failure:
+            return failure
+        return tuple(judged)
+
+    async def _judge(self, session: Session, sample: TrainingSample) -> TrainingSample | SessionFailure:
+        """One context, by the function. A failure is a value here: contexts of a session are judged at once."""
+        view = await self._view(session, sample)
+        try:
+            value = await self._ask(view)
+        except UserCodeError as error:
+            score = self._settings.failure_score
+            if score is None:
+                return SessionFailure("reward_failed", f"{place_of(sample)}: {error}")
+            log.warning("%s gets --reward-failure-score %g: %s", place_of(sample), score, error)
+            return self._with(sample, Reward(value=score))
+        if value is None:
+            return SessionFailure("reward_invalid", f"the reward of {place_of(sample)} is None: {self._path} gave none")
+        try:
+            return self._with(sample, self._read(sample, value, session.mode))
+        except SessionFailure as failure:
+            return failure
+
+    async def _ask(self, views: SampleView | list[SampleView]) -> Any:
+        """The function's value; after a failure it is asked again. Raises UserCodeError."""
+        assert self._function is not None
+        for num_left in range(self._settings.num_retries, -1, -1):
+            began_s = time.monotonic()
+            try:
+                return await self._function(self._options, views)
+            except UserCodeError as error:
+                if not num_left:
+                    raise
+                log.warning("%s, asked again: %s", self._path, error)
+            finally:
+                self._latencies_s.append(time.monotonic() - began_s)
+        raise AssertionError("the last try returns or raises")
+
+    async def _view(self, session: Session, sample: TrainingSample) -> SampleView:
+        return await asyncio.to_thread(sample_view, session, sample, self._decode)
+
+    def _read(self, sample: TrainingSample, value: object, mode: Mode) -> Reward:
+        where = f"{place_of(sample)} (from {self._path})"
+        return read_reward(value, where, self._settings.keys[mode], allow_bool=True)
+
+    def _with(self, sample: TrainingSample, reward: Reward) -> TrainingSample:
+        return replace(sample, reward=reward.value, helpers={**sample.helpers, **reward.helpers})
+
+    @property
+    def _path(self) -> str:
+        return "" if self._function is None else self._function.path
+
+    def _check_given(self, samples: Sequence[TrainingSample]) -> None:
+        if not self._settings.needed or any(sample.reward is not None for sample in samples):
+            return
+        lacks = f"{self._path} gave it none" if self._path else "no reward function is configured (--custom-rm-path)"
+        raise SessionFailure(
+            "reward_missing",
+            f"the output of the agent holds no reward, and {lacks}; let the agent write "
+            '{"reward": NUMBER} to RELAX_OUTPUT_JSON, or a reward function give one',
+        )

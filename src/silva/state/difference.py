@@ -10,13 +10,14 @@ from typing import Any
 from silva.state.echo import MessageAt, compare_echo
 from silva.state.forest import Match, Node, SessionForest
 from silva.state.identity import canonical_arguments, canonical_tool
-from silva.types.messages import Image, JsonObject, Message, part_to_chat
+from silva.types.messages import Conversation, Image, JsonObject, Message, part_to_chat
 
 MAX_SHOWN = 400
 """Most characters of an old or new value."""
 _SHOWN_BEFORE = 60
 _MAX_COMPARED = 64
-_Found = tuple[str, Any, Any]
+Found = tuple[str, Any, Any]
+"""A JSON pointer, what was there, what came."""
 CleanFirst = Callable[[Message], Message]
 
 
@@ -41,16 +42,21 @@ def first_difference(
         return None
     parent = match.parent
     if parent is None:
-        old = forest.nodes[-1].conversation
-        new = match.conversation
-        tools = [canonical_tool(tool) for tool in old.tools], [canonical_tool(tool) for tool in new.tools]
-        found = _json(*tools, "/tools") or _json(old.template_kwargs, new.template_kwargs, "/chat_template_kwargs")
+        found = conversation_difference(forest.nodes[-1].conversation, match.conversation)
     else:
         found = _below(parent, match, message_at, lambda index: _pointer(path_of(index)), lenient, clean_first)
     if found is None:
         return None
     pointer, was, now = found
-    return {"pointer": pointer, **_shown(was, now)}
+    return {"pointer": pointer, **shown_values(was, now)}
+
+
+def conversation_difference(old: Conversation, new: Conversation) -> Found | None:
+    """The first difference of tools or template arguments; None where both count as the same."""
+    tools = [canonical_tool(tool) for tool in old.tools], [canonical_tool(tool) for tool in new.tools]
+    return json_difference(*tools, "/tools") or json_difference(
+        old.template_kwargs, new.template_kwargs, "/chat_template_kwargs"
+    )
 
 
 def _pointer(path: str) -> str:
@@ -71,9 +77,9 @@ def _below(
     place_of: Callable[[int], str],
     lenient: bool,
     clean_first: CleanFirst,
-) -> _Found | None:
+) -> Found | None:
     """The difference to the child of a state that the request goes along with furthest, the newest of equals."""
-    best: tuple[tuple[int, int], _Found] | None = None
+    best: tuple[tuple[int, int], Found] | None = None
     for child in reversed(parent.children[-_MAX_COMPARED:]):
         start = match.num_matched - (1 if _continues(child) else 0)
         for index, message in enumerate(_line(child), start):
@@ -84,7 +90,7 @@ def _below(
             (new,) = match.as_known(index, (message_at(index),))
             if index == 0:
                 message, new = clean_first(message), clean_first(new)
-            differs = list(_fields(message, new, place_of(index), lenient))
+            differs = list(message_differences(message, new, place_of(index), lenient))
             if differs:
                 found, rank = differs[0], (index, -len(differs))
                 break
@@ -110,7 +116,7 @@ def _line(node: Node) -> Iterator[Message]:
         node = node.children[-1]
 
 
-def _fields(old: Message, new: Message, at: str, lenient: bool) -> Iterator[_Found]:
+def message_differences(old: Message, new: Message, at: str, lenient: bool) -> Iterator[Found]:
     """Every field in which two messages differ."""
     if old.role != new.role:
         yield f"{at}/role", old.role, new.role
@@ -125,7 +131,7 @@ def _fields(old: Message, new: Message, at: str, lenient: bool) -> Iterator[_Fou
     yield from found
 
 
-def _texts(old: Message, new: Message, at: str, text: Callable[[str], str], lenient: bool) -> Iterator[_Found]:
+def _texts(old: Message, new: Message, at: str, text: Callable[[str], str], lenient: bool) -> Iterator[Found]:
     if old.parts and new.parts:
         yield from _parts_of(old, new, f"{at}/content")
     elif old.parts or new.parts:
@@ -137,7 +143,7 @@ def _texts(old: Message, new: Message, at: str, text: Callable[[str], str], leni
         yield f"{at}/reasoning_content", old.reasoning or None, new.reasoning or None
 
 
-def _parts_of(old: Message, new: Message, at: str) -> Iterator[_Found]:
+def _parts_of(old: Message, new: Message, at: str) -> Iterator[Found]:
     """Differences between contents that both hold images, part by part."""
     for index, (was, now) in enumerate(zip_longest(old.parts, new.parts)):
         if was == now:
@@ -150,7 +156,7 @@ def _parts_of(old: Message, new: Message, at: str) -> Iterator[_Found]:
             yield f"{at}/{index}", was and part_to_chat(was), now and part_to_chat(now)
 
 
-def _calls(old: Message, new: Message, at: str, lenient: bool) -> Iterator[_Found]:
+def _calls(old: Message, new: Message, at: str, lenient: bool) -> Iterator[Found]:
     both = zip(old.tool_calls, new.tool_calls, strict=False)
     for index, (was, now) in enumerate(both):
         path = f"{at}/tool_calls/{index}"
@@ -169,7 +175,7 @@ def _calls(old: Message, new: Message, at: str, lenient: bool) -> Iterator[_Foun
         )
 
 
-def _json(old: Any, new: Any, at: str) -> _Found | None:
+def json_difference(old: Any, new: Any, at: str) -> Found | None:
     """The first place where two JSON values differ; an absent value is None."""
     was, now = _parts(old), _parts(new)
     if was is None or now is None or isinstance(old, dict) != isinstance(new, dict):
@@ -178,7 +184,7 @@ def _json(old: Any, new: Any, at: str) -> _Found | None:
         path = f"{at}/{name.replace('~', '~0').replace('/', '~1')}"
         if name not in was or name not in now:
             return path, was.get(name), now.get(name)
-        found = _json(was[name], now[name], path)
+        found = json_difference(was[name], now[name], path)
         if found is not None:
             return found
     return None
@@ -206,7 +212,7 @@ def _text_of(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
-def _shown(old: Any, new: Any) -> JsonObject:
+def shown_values(old: Any, new: Any) -> JsonObject:
     """Both values; a long one as text around the first character in which the two differ."""
     texts = [value if isinstance(value, str) else _text_of(value) for value in (old, new)]
     start = 0

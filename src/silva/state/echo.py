@@ -24,7 +24,8 @@ MessageAt = Callable[[int], Message]
 
 NO_RENAMES: Renames = {}
 """Never written to."""
-_NOTHING = echo_digest(Message(role="assistant"))
+NOTHING = echo_digest(Message(role="assistant"))
+"""The echo digest of an answer that says and calls nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,9 +96,7 @@ class EchoIndex:
         Its thoughts, where it has some, are missing as well then.
         """
         # One that goes on with a cut turn and adds nothing to it leads to the state where it began.
-        answers = [
-            (said, node) for said, node in self._by_state.get(before, {}).get(_NOTHING, ()) if node.key != before
-        ]
+        answers = [(said, node) for said, node in self._by_state.get(before, {}).get(NOTHING, ()) if node.key != before]
         if not answers:
             return None
         said, node = answers[-1]

@@ -113,6 +113,22 @@ class Node:
         nodes.reverse()
         return nodes
 
+    def joined(self) -> Message | None:
+        """The answers of this one's run as one message, as they were told; None where it is the answer itself.
+
+        An answer that adds nothing has none: the message without it is that of the answers before.
+        """
+        if self.told == Message(role="assistant"):
+            return None
+        told = [part.told for part in self.run() if part.told is not None]
+        joined = Message(
+            role="assistant",
+            content="".join(part.content for part in told),
+            reasoning="".join(part.reasoning for part in told),
+            tool_calls=tuple(call for part in told for call in part.tool_calls),
+        )
+        return None if joined == self.messages[0] else joined
+
     def path(self) -> list[Node]:
         """Nodes from the technical root to this one."""
         nodes: list[Node] = []
@@ -444,23 +460,12 @@ class SessionForest:
         return node
 
     def _join_told(self, node: Node) -> None:
-        """Let answers that came one after the other be echoed as one message, as clients and protocols merge them.
-
-        One that adds nothing is left out: the message without it is that of the answers before.
-        """
-        if node.told == Message(role="assistant"):
-            return
-        run = node.run()
-        told = [part.told for part in run if part.told is not None]
-        joined = Message(
-            role="assistant",
-            content="".join(part.content for part in told),
-            reasoning="".join(part.reasoning for part in told),
-            tool_calls=tuple(call for part in told for call in part.tool_calls),
-        )
-        if joined != node.messages[0]:
-            self._alias(chain_key(run[0].before, message_digest(joined)), node)
-            self._echoes.add(run[0].before, joined, node)
+        """Let answers that came one after the other be echoed as one message, as clients and protocols merge them."""
+        joined = node.joined()
+        if joined is not None:
+            before = node.run()[0].before
+            self._alias(chain_key(before, message_digest(joined)), node)
+            self._echoes.add(before, joined, node)
 
     def _alias(self, key: bytes, node: Node) -> None:
         """Let a second spelling of a history lead to a state. A state that owns this key keeps it, with all below."""

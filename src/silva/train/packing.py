@@ -14,6 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from silva.train.balance import plan
 from silva.types.errors import ConfigError, SilvaError
 from silva.types.rollout import TrainingSample
 
@@ -99,20 +100,22 @@ class PackedBatch:
 def pack_batch(
     samples: Sequence[TrainingSample],
     *,
-    micro_batch_size: int,
+    micro_batch_size: int = 1,
+    max_tokens: int | None = None,
     reduction: Reduction = "session_mean",
     max_response_len: int | None = None,
     loss_masks: Sequence[Sequence[int]] | None = None,
 ) -> PackedBatch:
-    """Pack one global batch, `micro_batch_size` samples a row, in the order given.
+    """Pack one global batch: in rows of `micro_batch_size` samples, in the order given, or with `max_tokens` in rows of
+    as many samples as fit into that many tokens.
 
     `loss_masks` (one a sample, of its length) stands in for the samples' own masks where tokens are to be left out.
     `max_response_len` (tokens) is needed by the reduction seq_mean_token_sum_norm. Raises ConfigError for an impossible
-    setting and SilvaError for a sample that cannot be trained, naming its session.
+    setting and SilvaError for a sample that cannot be trained, naming its session; one above `max_tokens` is such
+    (`leave_out_too_long` goes before).
     """
     check_reduction(reduction, max_response_len)
-    if micro_batch_size < 1:
-        raise ConfigError(f"micro_batch_size is {micro_batch_size} samples; it must be at least 1")
+    check_row_size(micro_batch_size, max_tokens)
     masks = [_trainable(sample, None if loss_masks is None else loss_masks[i]) for i, sample in enumerate(samples)]
     tokens_of_session: dict[str, int] = {}
     for sample, mask_T in zip(samples, masks, strict=True):
@@ -123,12 +126,12 @@ def pack_batch(
         for session_id, num in tokens_of_session.items()
     }
     used = [i for i, mask_T in enumerate(masks) if mask_T.any()]
-    rows = tuple(
-        _pack_row(samples, masks, weight_of_session, used[at : at + micro_batch_size])
-        for at in range(0, len(used), micro_batch_size)
-    )
+    if max_tokens is None:
+        shares = [used[at : at + micro_batch_size] for at in range(0, len(used), micro_batch_size)]
+    else:
+        shares = _shares_by_tokens(samples, used, max_tokens)
     return PackedBatch(
-        rows=rows,
+        rows=tuple(_pack_row(samples, masks, weight_of_session, share) for share in shares),
         num_samples=len(samples),
         num_sessions=len(tokens_of_session),
         num_empty_sessions=sum(num == 0 for num in tokens_of_session.values()),
@@ -151,6 +154,31 @@ def split_sessions(samples: Sequence[TrainingSample], num_steps: int) -> list[li
     for i, sample in enumerate(samples):
         batches[rank[sample.session_id] * num_steps // len(rank)].append(i)
     return batches
+
+
+def leave_out_too_long(
+    samples: Sequence[TrainingSample], max_tokens: int
+) -> tuple[list[TrainingSample], list[TrainingSample]]:
+    """The samples that rows of `max_tokens` tokens can hold, and those left out, which no denominator counts.
+
+    A context without a trainable token needs no row, so it stays whatever its length; but where nothing else is left of
+    a session that lost a sample, the session takes no part at all.
+    """
+    too_long = [sample for sample in samples if len(sample.token_ids) > max_tokens and any(sample.loss_mask)]
+    if not too_long:
+        return list(samples), []
+    gone = {id(sample) for sample in too_long}
+    rest = [sample for sample in samples if id(sample) not in gone]
+    lost = {sample.session_id for sample in too_long} - {s.session_id for s in rest if any(s.loss_mask)}
+    return [sample for sample in rest if sample.session_id not in lost], too_long
+
+
+def check_row_size(micro_batch_size: int, max_tokens: int | None) -> None:
+    """Raise ConfigError for rows that could hold nothing."""
+    if micro_batch_size < 1:
+        raise ConfigError(f"micro_batch_size is {micro_batch_size} samples; it must be at least 1")
+    if max_tokens is not None and max_tokens < 1:
+        raise ConfigError(f"max_tokens is {max_tokens} tokens; it must be at least 1")
 
 
 def check_reduction(reduction: str, max_response_len: int | None) -> None:
@@ -192,6 +220,18 @@ def _trainable(sample: TrainingSample, loss_mask: Sequence[int] | None) -> NDArr
     if not np.isfinite(np.asarray(sample.logprobs, dtype=np.float64)[mask_T]).all():
         raise SilvaError(f"{name}: a recorded log-prob of a trainable token is not finite")
     return mask_T
+
+
+def _shares_by_tokens(samples: Sequence[TrainingSample], used: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """The samples of each row under a budget of tokens."""
+    lengths = [len(samples[i].token_ids) for i in used]
+    planned = plan(lengths, max_tokens)
+    for at in planned.too_long:
+        sample = samples[used[at]]
+        raise SilvaError(
+            f"sample {sample.session_id}/{sample.name} has {lengths[at]} tokens, a row holds {max_tokens}: leave it out"
+        )
+    return [[used[at] for at in row] for row in planned.ranks[0]]
 
 
 def _pack_row(

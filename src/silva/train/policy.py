@@ -5,6 +5,7 @@ Everything here blocks and belongs to one thread at a time; it knows nothing of 
 
 from __future__ import annotations
 
+import logging
 import math
 import pickle
 from collections import Counter
@@ -23,9 +24,20 @@ from silva.train.attention import PACKED_ATTENTION, check_packed_attention, pack
 from silva.train.checkpoint import copy_side_files, read_state, write_checkpoint, write_model_folder
 from silva.train.losses import ClipConfig, ppo_clip, token_entropy, token_logprobs
 from silva.train.optimizer import build_adamw, clip_gradients
-from silva.train.packing import PackedBatch, PackedRow, Reduction, check_reduction, pack_batch, split_sessions
+from silva.train.packing import (
+    PackedBatch,
+    PackedRow,
+    Reduction,
+    check_reduction,
+    check_row_size,
+    leave_out_too_long,
+    pack_batch,
+    split_sessions,
+)
 from silva.types.errors import ConfigError, SilvaError
 from silva.types.rollout import TrainingSample
+
+log = logging.getLogger("silva.train")
 
 Dtype = Literal["float32", "bfloat16"]
 SkipReason = Literal["no_trainable_tokens", "nonfinite_loss", "nonfinite_gradient"]
@@ -41,7 +53,8 @@ class PolicyConfig:
     dtype: what forward and backward compute in; the weights themselves and the optimizer are always float32. None is
     bfloat16 on CUDA and float32 elsewhere. lr: step size, constant. weight_decay: per step, on matrices only.
     clip_grad: largest 2-norm of the gradient, 0 for no limit. temperature: that of the rollout. micro_batch_size:
-    samples per forward pass. max_response_len: tokens, only for the reduction seq_mean_token_sum_norm. num_threads:
+    samples per forward pass. max_tokens: instead, as many samples as fit into this many tokens; none of the samples may
+    have more. max_response_len: tokens, only for the reduction seq_mean_token_sum_norm. num_threads:
     torch threads of the calling thread, None leaves them. device: torch name, None is CUDA where there is one. seed: of
     torch.
     """
@@ -54,6 +67,7 @@ class PolicyConfig:
     clip: ClipConfig = field(default_factory=ClipConfig)
     temperature: float = 1.0
     micro_batch_size: int = 1
+    max_tokens: int | None = None
     reduction: Reduction = "session_mean"
     max_response_len: int | None = None
     num_threads: int | None = None
@@ -68,8 +82,7 @@ class PolicyConfig:
             raise ConfigError(f"clip_grad is {self.clip_grad}; it must be a finite number >= 0")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ConfigError(f"temperature is {self.temperature}; it must be a finite number >= 0")
-        if self.micro_batch_size < 1:
-            raise ConfigError(f"micro_batch_size is {self.micro_batch_size} samples; it must be at least 1")
+        check_row_size(self.micro_batch_size, self.max_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +138,7 @@ class PolicyTrainer:
         old_logprobs: Sequence[NDArray[np.floating]] | None = None,
         loss_masks: Sequence[Sequence[int]] | None = None,
     ) -> StepResult:
-        """One optimizer step on one global batch: `samples` with credit, all of them, in rows of micro_batch_size.
+        """One optimizer step on one global batch: `samples` with credit, all of them, packed as the config says.
 
         `old_logprobs` (one array a sample, of its length, as `compute_logprobs` returns them) are the log-probs under
         the policy before the first update on this data; None takes those of this very forward pass, which is right for
@@ -156,6 +169,26 @@ class PolicyTrainer:
             self.num_updates += 1
         self.optimizer.zero_grad(set_to_none=True)
         return self._finish(batch, values, reason)
+
+    def leave_out_too_long(self, samples: Sequence[TrainingSample]) -> tuple[list[TrainingSample], int]:
+        """What of a rollout can be trained, and how many samples are too long for a row (named in the log).
+
+        Goes before everything that counts sessions or tokens.
+        """
+        budget = self.config.max_tokens
+        if budget is None:
+            return list(samples), 0
+        fit, too_long = leave_out_too_long(samples, budget)
+        for sample in too_long:
+            log.warning(
+                "session %s: its sample %s is left out of training (too_long): it has %d tokens, a packed row takes %d "
+                "(--max-tokens-per-gpu)",
+                sample.session_id,
+                sample.name,
+                len(sample.token_ids),
+                budget,
+            )
+        return fit, len(too_long)
 
     def train_rollout(self, samples: Sequence[TrainingSample], *, num_steps: int = 1) -> list[StepResult]:
         """All optimizer steps on the samples of one rollout: `num_steps` global batches of whole sessions.
@@ -263,6 +296,7 @@ class PolicyTrainer:
         return pack_batch(
             samples,
             micro_batch_size=self.config.micro_batch_size,
+            max_tokens=self.config.max_tokens,
             reduction=self.config.reduction,
             max_response_len=self.config.max_response_len,
             loss_masks=loss_masks,

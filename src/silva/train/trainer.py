@@ -31,7 +31,8 @@ log = logging.getLogger("silva.train")
 class TrainerSettings:
     """`first_rollout` is 0, or where a resumed run goes on. `num_rollout` None: until the prompts are over.
 
-    `global_batch_size` counts sessions of one optimizer step. Intervals count rollout steps; None is never.
+    `global_batch_size` counts sessions of one optimizer step; where set, `num_steps` says how many of these a rollout
+    step has. Intervals count rollout steps; None is never.
     """
 
     run_dir: Path
@@ -42,7 +43,14 @@ class TrainerSettings:
     eval_interval: int | None
     save_interval: int | None
     save_hf: Path | None
+    num_steps: int | None = None
     keep_checkpoints: int = 2
+
+    def steps_of(self, num_sessions: int) -> int:
+        """Optimizer steps on a rollout that yielded so many sessions: failures make them fewer or smaller."""
+        if self.num_steps is not None:
+            return max(1, min(self.num_steps, num_sessions))
+        return max(1, round(num_sessions / self.global_batch_size))
 
 
 class Trainer:
@@ -118,9 +126,9 @@ class Trainer:
         samples = [sample for group in groups for sample in group.samples]
         credited, stats = assign_group_credit(samples, std_normalization=self._settings.std_normalization)
         assert not stats.rejected, f"rewards were checked when the sessions ended: {stats.rejected}"
-        num_sessions = len({sample.session_id for sample in credited})
-        num_steps = max(1, round(num_sessions / self._settings.global_batch_size))
-        results = await self._in_thread(lambda: self._policy.train_rollout(credited, num_steps=num_steps))
+        trained, num_too_long = self._policy.leave_out_too_long(credited)
+        num_steps = self._settings.steps_of(len({sample.session_id for sample in trained}))
+        results = await self._in_thread(lambda: self._policy.train_rollout(trained, num_steps=num_steps))
         weights = await self._in_thread(self._policy.state_dict_for_engine)
         await self._engine.load_weights(weights, version=rollout_id + 1)
         trained_s = time.monotonic()
@@ -130,10 +138,11 @@ class Trainer:
             **stats.metrics(),
             **staleness_metrics(credited, version=rollout_id),
             **_mean_metrics(results),
+            "train/too_long_samples": float(num_too_long),
             "perf/step_s": trained_s - started_s,
             "perf/rollout_s": collected_s - started_s,
             "perf/train_s": trained_s - collected_s,
-            "perf/tokens_per_s": sum(len(sample.token_ids) for sample in credited) / (trained_s - started_s),
+            "perf/tokens_per_s": sum(len(sample.token_ids) for sample in trained) / (trained_s - started_s),
         }
         values |= await self._report.finish(rollout_id)
         self._metrics.write(rollout_id, values)

@@ -1,0 +1,318 @@
+"""What an agent may write as its output: one object for its whole session, or a record for each context it names.
+
+A document with `messages` is a record of explicit export; several stand one a line (JSON Lines). A document without
+them speaks of the session's one context. Every fault is a `SessionFailure` that names the line and the field.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from silva.gateway.json_in import RawObject, read_body
+from silva.store.encode import safe_text
+from silva.types.errors import SessionFailure
+from silva.types.messages import JsonObject
+
+RECORD_INVALID = "record_invalid"
+"""The ledger's word for a session whose output names a context in a form that cannot be read."""
+MAX_NAME_CHARS = 256
+HISTORY_KEYS = ("messages", "tools", "chat_template_kwargs")
+_MAX_DEPTH = 64
+_SHOWN = 60
+_BLANK = " \t\r\n"
+_REST_BLANK = re.compile(r"[ \t\r\n]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputRecord:
+    """One named context. `fields` holds its `messages`, `tools` and `chat_template_kwargs` as they were written.
+
+    `reward` is whatever JSON stood there. `line` counts from 1. `ignored` are keys that mean nothing.
+    """
+
+    name: str
+    line: int
+    fields: RawObject
+    reward: object = None
+    metadata: JsonObject = field(default_factory=dict[str, Any])
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        return _where(self.name, self.line)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputDocument:
+    """What an agent wrote. With `records` it is an explicit export, and the rest is empty.
+
+    `reward` is whatever JSON stood there. `ignored` are the keys of its object that mean nothing.
+    """
+
+    reward: object = None
+    metadata: JsonObject = field(default_factory=dict[str, Any])
+    ignored: tuple[str, ...] = ()
+    records: tuple[OutputRecord, ...] = ()
+
+
+def parse_output(data: bytes) -> OutputDocument:
+    """Read an output document; a blank one says nothing. Rewards are not looked at yet.
+
+    Raises SessionFailure: `output_invalid` (not readable, no JSON, neither one object nor records), `record_invalid` (a
+    record without a name of its own, or without a list of messages), `metadata_invalid`.
+    """
+    if data.startswith(b"\xef\xbb\xbf"):
+        output_invalid("it starts with a byte order mark; write plain UTF-8")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        output_invalid(f"byte {error.start} (line {line}) is not UTF-8: {data[error.start : error.start + 8]!r}")
+    if not text.strip(_BLANK):
+        return OutputDocument()
+    values = list(_values(text))
+    if any(isinstance(value.value, dict) and "messages" in value.value for value in values):
+        return OutputDocument(records=tuple(_records(values)))
+    return _document(values)
+
+
+def _document(values: list[_Value]) -> OutputDocument:
+    """The one object of an implicit export."""
+    value = values[0].value
+    if len(values) > 1:
+        output_invalid(
+            f"it holds {len(values)} JSON values; write one object, or records with `messages` and `name`, one a line"
+        )
+    if not isinstance(value, dict):
+        listed = isinstance(value, list) and any(isinstance(item, dict) and "messages" in item for item in value)
+        remedy = (
+            "write each record on a line of its own, without a list around them" if listed else "write one JSON object"
+        )
+        output_invalid(f"it holds {start_of(value)}; {remedy}")
+    return OutputDocument(
+        reward=value.get("reward"),
+        metadata=_metadata(value, "the output file"),
+        ignored=tuple(key for key in value if key not in ("metadata", "reward")),
+    )
+
+
+# -- records --------------------------------------------------------------------------------------------------------
+
+
+def _where(name: object, line: int) -> str:
+    return f"record {start_of(name)} (line {line} of the output file)"
+
+
+def _records(values: list[_Value]) -> Iterator[OutputRecord]:
+    line_of: dict[str, int] = {}
+    for item in values:
+        value = item.value
+        if not isinstance(value, dict):
+            output_invalid(f"line {item.line} holds {start_of(value)}; each line must be a record, one JSON object")
+        name = _name(value, item.line)
+        if name in line_of:
+            record_invalid(
+                _where(name, item.line),
+                f"its name is that of the record in line {line_of[name]}; names must be unique in a session",
+            )
+        line_of[name] = item.line
+        yield _record(item, value, name)
+
+
+def _record(item: _Value, value: JsonObject, name: str) -> OutputRecord:
+    where = _where(name, item.line)
+    if "messages" not in value:
+        record_invalid(
+            where,
+            "messages is missing, and other lines have it; a record needs the whole history of its context, and an "
+            "object for the session as a whole must stand alone",
+        )
+    messages = value["messages"]
+    if not isinstance(messages, list):
+        record_invalid(where, f"messages is {start_of(messages)}; it must be the list of the context's messages")
+    if not messages:
+        record_invalid(where, "messages is empty; it must hold the whole history of the context, answers included")
+    return OutputRecord(
+        name=name,
+        line=item.line,
+        fields=_raw_fields(item.text, value, where),
+        reward=value.get("reward"),
+        metadata=_metadata(value, where),
+        ignored=tuple(key for key in value if key not in ("name", "metadata", "reward", *HISTORY_KEYS)),
+    )
+
+
+def _name(value: JsonObject, line: int) -> str:
+    """The name as the ledger keeps it: two that look the same there would be one."""
+    name = value.get("name")
+    where = f"the record in line {line} of the output file"
+    if name is None:
+        record_invalid(where, 'name is missing; each record needs a unique name, such as "name": "main"')
+    if not isinstance(name, str):
+        record_invalid(where, f"name is {start_of(name)}; it must be a text")
+    if not name.strip():
+        record_invalid(where, f"name is {start_of(name)}; it must not be empty")
+    if len(name) > MAX_NAME_CHARS:
+        record_invalid(where, f"name has {len(name)} characters; at most {MAX_NAME_CHARS} are kept")
+    return safe_text(name)
+
+
+def _raw_fields(text: str, value: JsonObject, where: str) -> RawObject:
+    try:
+        fields = read_body(text.encode())
+    except ValueError:
+        # A number that is not finite. In the reward it is told of as such; elsewhere no request can have brought it.
+        try:
+            held = {key: value[key] for key in HISTORY_KEYS if key in value}
+            fields = read_body(json.dumps(held, allow_nan=False).encode())
+        except (ValueError, RecursionError) as error:
+            record_invalid(where, f"it holds what no request can bring: {error}")
+    return {key: fields[key] for key in HISTORY_KEYS if key in fields}
+
+
+def record_invalid(where: str, what: str) -> NoReturn:
+    raise SessionFailure(RECORD_INVALID, f"{where} cannot be used: {what}")
+
+
+# -- metadata -------------------------------------------------------------------------------------------------------
+
+
+def _metadata(value: JsonObject, where: str) -> JsonObject:
+    metadata = value.get("metadata")
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, dict):
+        raise SessionFailure("metadata_invalid", f"metadata in {where} is {start_of(metadata)}; it must be an object")
+    _check_metadata(metadata, where)
+    return metadata
+
+
+def _check_metadata(metadata: JsonObject, file: str) -> None:
+    """Refuse what no ledger can keep: numbers that are not finite or exceed 64 bits, broken text, deep nests."""
+    stack: list[tuple[str, object, int]] = [("metadata", metadata, 1)]
+    while stack:
+        where, value, depth = stack.pop()
+        if depth > _MAX_DEPTH:
+            _bad_metadata(where, file, f"lies more than {_MAX_DEPTH} levels deep")
+        if isinstance(value, dict):
+            for key, item in value.items():
+                _check_text(f"a key of {where}", file, key)
+                stack.append((f"{where}.{key}", item, depth + 1))
+        elif isinstance(value, list):
+            stack.extend((f"{where}[{i}]", item, depth + 1) for i, item in enumerate(value))
+        elif isinstance(value, str):
+            _check_text(where, file, value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            _bad_metadata(where, file, f"is {value}; it must be finite (leave it out, or write null)")
+        elif isinstance(value, int) and not -(1 << 63) <= value < (1 << 64):
+            _bad_metadata(where, file, f"is {start_of(value)}, which needs more than 64 bits; write it as a string")
+
+
+def _check_text(where: str, file: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        _bad_metadata(where, file, f"holds half of a surrogate pair at character {error.start}")
+
+
+def _bad_metadata(where: str, file: str, what: str) -> NoReturn:
+    shown = where if len(where) <= _SHOWN else f"{where[:_SHOWN]}..."
+    raise SessionFailure("metadata_invalid", f"{shown!a} in {file} {what}")
+
+
+# -- JSON -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """One JSON value of the file, its text, and the line in which it begins."""
+
+    value: Any
+    text: str
+    line: int
+
+
+class _DuplicateKeyError(ValueError):
+    pass
+
+
+def _object(pairs: list[tuple[str, Any]]) -> JsonObject:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _DuplicateKeyError(f"the key {start_of(key)} stands twice in one object")
+            seen.add(key)
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def _values(text: str) -> Iterator[_Value]:
+    """The values of the file: one, written over as many lines as it likes, or several, each on a line of its own."""
+    begin, line, read = _skip_blank(text, 0), 1, 0
+    while begin < len(text):
+        line += text.count("\n", read, begin)
+        read = begin
+        value, end = _decode_at(text, begin)
+        rest = _skip_blank(text, end)
+        if rest < len(text) and ("\n" in text[begin:end] or "\n" not in text[end:rest]):
+            output_invalid(
+                f"{_place(text, rest)} follows a complete JSON value; it goes on with {start_of(text[rest:])}. Several "
+                "records stand one a line"
+            )
+        yield _Value(value, text[begin:end], line)
+        begin = rest
+
+
+def _decode_at(text: str, begin: int) -> tuple[Any, int]:
+    try:
+        return _DECODER.raw_decode(text, begin)
+    except json.JSONDecodeError as error:
+        output_invalid(
+            f"it is not valid JSON at line {error.lineno} column {error.colno}: {error.msg}; the value starts with "
+            f"{start_of(text[begin : begin + _SHOWN + 1])}"
+        )
+    except RecursionError:
+        output_invalid(f"the JSON value at {_place(text, begin)} is nested too deeply")
+    except _DuplicateKeyError as error:
+        output_invalid(f"in the JSON value at {_place(text, begin)}: {error}")
+    except ValueError:
+        # The one other refusal of the parser: Python converts no integer of more than some thousand digits.
+        output_invalid(f"an integer in the JSON value at {_place(text, begin)} has too many digits")
+
+
+def _skip_blank(text: str, begin: int) -> int:
+    match = _REST_BLANK.match(text, begin)
+    return match.end() if match is not None else begin
+
+
+def _place(text: str, at: int) -> str:
+    return f"line {text.count(chr(10), 0, at) + 1} column {at - text.rfind(chr(10), 0, at)}"
+
+
+def output_invalid(what: str) -> NoReturn:
+    raise SessionFailure("output_invalid", f"the output file cannot be used: {what}")
+
+
+def start_of(value: object) -> str:
+    """The start of a value for an error text: printable ASCII, short whatever the value's size is."""
+    if isinstance(value, str):
+        return ascii(value[:_SHOWN]) + ("..." if len(value) > _SHOWN else "")
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, (dict, list)):
+        try:
+            text = json.dumps(value)
+        except RecursionError:
+            text = "a deeply nested value"
+    else:
+        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text[:_SHOWN] + ("..." if len(text) > _SHOWN else "")

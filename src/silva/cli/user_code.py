@@ -1,0 +1,71 @@
+"""The functions of the user that the options name: checked before anything heavy starts, owned by one pool."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from silva.config.options import RunConfig
+from silva.rollout.rewards import GROUP_RM_PARAMS, RM_PARAMS, Rewards, RewardSettings
+from silva.rollout.sample_views import Decode
+from silva.rollout.user_function import UserFunction, UserFunctionPool
+from silva.types.sample_view import OptionsView
+
+log = logging.getLogger("silva")
+
+USER_CODE_LOG = "user_code.log"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserCode:
+    """Functions by their use; None where the options name none."""
+
+    reward: UserFunction | None = None
+
+
+async def open_user_code(config: RunConfig, run_dir: Path, run_id: str, stack: AsyncExitStack) -> UserCode:
+    """Load what the options name. Raises ConfigError for a function that cannot work.
+
+    What user code starts carries a marker of this process alone: another run in the same folder is not touched.
+    """
+    if config.custom_rm_path is None:
+        return UserCode()
+    pool = UserFunctionPool(
+        log_path=run_dir / USER_CODE_LOG,
+        marker=f"{run_id}-code-{secrets.token_hex(4)}",
+        max_concurrency=config.reward_max_concurrency,
+        timeout_s=config.reward_timeout_s,
+    )
+    await stack.enter_async_context(pool)
+    params = GROUP_RM_PARAMS if config.group_rm else RM_PARAMS
+    reward = await pool.check(config.custom_rm_path, "--custom-rm-path", params)
+    if has_custom_advantage(config) and not config.group_rm:
+        log.warning(
+            "--custom-rm-path %s is not called: --agentic-custom-advantage-path gives the credit (with --group-rm it "
+            "would still give rewards)",
+            config.custom_rm_path,
+        )
+    return UserCode(reward=reward)
+
+
+def has_custom_advantage(config: RunConfig) -> bool:
+    """A function of the user turns outcomes into credit: then no reward is needed."""
+    return getattr(config, "agentic_custom_advantage_path", None) is not None
+
+
+def build_rewards(config: RunConfig, user_code: UserCode, decode: Decode) -> Rewards:
+    """The Reward stage under the options."""
+    custom = has_custom_advantage(config)
+    settings = RewardSettings(
+        needed=not custom,
+        one_a_session=getattr(config, "agentic_credit", None) is not None,
+        group_wise=config.group_rm,
+        keys={"train": config.reward_key, "eval": config.eval_reward_key or config.reward_key},
+        num_retries=config.reward_retries,
+        failure_score=config.reward_failure_score,
+    )
+    function = None if custom and not config.group_rm else user_code.reward
+    return Rewards(settings, function=function, options=OptionsView(asdict(config)), decode=decode)

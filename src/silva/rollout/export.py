@@ -1,0 +1,198 @@
+"""From what an agent wrote to the contexts that are exported of its session."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from silva.agent.output import OutputDocument, OutputRecord, parse_output, record_invalid, start_of
+from silva.credit.reward import read_reward
+from silva.gateway.chat_input import project_message
+from silva.gateway.fields import read_conversation
+from silva.gateway.history import HistoryCache
+from silva.gateway.images import RequestImages
+from silva.gateway.json_in import read_list, read_value
+from silva.state.forest import SessionForest
+from silva.state.identity import root_key
+from silva.state.lineage import ExportMode, exported_leaves
+from silva.state.profiles import PROFILES, Canonicaliser, Profile
+from silva.state.record_faults import RecordHistory, why_unmatched
+from silva.state.records import Candidate, Choice, ToldHistories, choose
+from silva.types.errors import RequestError, SessionFailure
+from silva.types.rollout import ExportRecord, Mode
+
+log = logging.getLogger("silva.rollout")
+
+NO_RESPONSE = "no_response"
+"""The ledger's word for a session without an answer of the model."""
+RECORD_UNMATCHED = "record_unmatched"
+"""The ledger's word for a session with a record that leads to no committed state."""
+_RESPONSES_ITEMS = ("function_call", "function_call_output", "reasoning", "item_reference", "custom_tool_call")
+_ANTHROPIC_BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
+_TOP_LEVEL_TEXTS = ("system", "instructions", "input")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportSettings:
+    """What is exported of sessions. `implicit`: of one whose agent named no context.
+
+    `profiles` and `lenient` are those under which requests were matched. `reward_key` names the entry of reward objects
+    that counts, `eval_reward_key` the same in eval where it is another.
+    """
+
+    implicit: ExportMode = "strict"
+    profiles: tuple[Profile, ...] = tuple(PROFILES.values())
+    lenient: bool = True
+    reward_key: str | None = None
+    eval_reward_key: str | None = None
+
+
+class Exporter:
+    """Consumes a session's forest and its raw output; produces its contexts. Safe to use from several threads."""
+
+    def __init__(self, settings: ExportSettings | None = None):
+        self._settings = settings or ExportSettings()
+        self._clean = Canonicaliser(self._settings.profiles)
+        self._lock = threading.Lock()
+        self.counters: Counter[str] = Counter()
+        """Over all records: `repair_<kind>`, `ambiguous` (several states fitted), `same_state` (one taken twice)."""
+
+    def records(
+        self, forest: SessionForest, output: bytes | OutputDocument, mode: Mode, where: str
+    ) -> list[ExportRecord]:
+        """The contexts that an output names, in its order, or those of a session without names.
+
+        `where` names the session in errors. Takes as long as reading 64 MB does. Raises SessionFailure:
+        `output_invalid`, `metadata_invalid`, `reward_invalid`, `record_invalid`, `record_unmatched`, `no_response`,
+        `not_linear`.
+        """
+        document = parse_output(output) if isinstance(output, bytes) else output
+        if not any(node.kind == "response" for node in forest.nodes):
+            names = ", ".join(record.where for record in document.records[:4])
+            text = f"{names}: no record can be matched; " if names else ""
+            raise SessionFailure(NO_RESPONSE, f"{text}the agent ended without an answer of the model")
+        settings = self._settings
+        key = settings.reward_key if mode == "train" else settings.eval_reward_key or settings.reward_key
+        if document.records:
+            return self._explicit(forest, document.records, key, where)
+        reward = read_reward(document.reward, where, key)
+        return [
+            ExportRecord(
+                name=f"leaf-{number}" if settings.implicit == "leaves" else None,
+                node_id=leaf.node_id,
+                reward=reward.value,
+                helpers=reward.helpers,
+                metadata=document.metadata,
+            )
+            for number, leaf in enumerate(exported_leaves(forest, settings.implicit))
+        ]
+
+    def _explicit(
+        self, forest: SessionForest, records: tuple[OutputRecord, ...], key: str | None, where: str
+    ) -> list[ExportRecord]:
+        rewards = [read_reward(record.reward, f"{where}, {record.where}", key) for record in records]
+        told = ToldHistories(forest.nodes, lambda first: self._clean.clean(first)[0])
+        cache = HistoryCache()
+        choices = choose([self._candidates(told, record, cache) for record in records])
+        for record, choice in zip(records, choices, strict=True):
+            self._note(record, choice, where)
+        return [
+            ExportRecord(
+                name=record.name,
+                node_id=choice.node.node_id,
+                reward=reward.value,
+                helpers=reward.helpers,
+                metadata=record.metadata,
+            )
+            for record, choice, reward in zip(records, choices, rewards, strict=True)
+        ]
+
+    def _candidates(self, told: ToldHistories, record: OutputRecord, cache: HistoryCache) -> tuple[Candidate, ...]:
+        history, skipped = _history(record, cache)
+        lenient = self._settings.lenient
+        search = told.find(root_key(history.conversation), history.digests, history.message_at, lenient=lenient)
+        if search.candidates:
+            return search.candidates
+        why = why_unmatched(told, history, search, lenient=lenient)
+        raise SessionFailure(
+            RECORD_UNMATCHED, f"{record.where} matches no committed state: {why}{_more_hints(record, skipped)}"
+        )
+
+    def _note(self, record: OutputRecord, choice: Choice, where: str) -> None:
+        """Count what was repaired, and say where a record could have meant another state as well."""
+        counts = [f"repair_{kind}" for kind in choice.kinds]
+        name, taken = f"{where}: {record.where}", f"{choice.node.kind} {choice.node.node_id}"
+        if choice.rivals:
+            counts.append("ambiguous")
+            others = ", ".join(f"{node.kind} {node.node_id}" for node in choice.rivals[:8])
+            log.warning("%s fits %s states: taken is %s, not %s", name, len(choice.rivals) + 1, taken, others)
+        if choice.shared:
+            counts.append("same_state")
+            log.warning("%s is the same state as another record: %s", name, taken)
+        with self._lock:
+            self.counters.update(counts)
+
+
+def _history(record: OutputRecord, cache: HistoryCache) -> tuple[RecordHistory, tuple[str, ...]]:
+    """A record's history, read as a Chat request would be, and its tools that are no functions."""
+    try:
+        conversation, skipped = read_conversation(record.fields, cache)
+        root_key(conversation)
+        raws = read_list(record.fields["messages"], "messages")
+    except RequestError as error:
+        record_invalid(record.where, str(error))
+    images = RequestImages()
+
+    def project(index: int):
+        try:
+            return project_message(raws[index], f"messages[{index}]", images)
+        except RequestError as error:
+            record_invalid(record.where, f"{error}{_shape_hint(raws[index])}")
+
+    digests, between = cache.read(len(raws), lambda index: cache.key(raws[index]), project)
+    history = RecordHistory(
+        conversation=conversation, digests=digests, message_at=lambda index: between(index, index + 1)[0]
+    )
+    return history, skipped
+
+
+def _shape_hint(raw: msgspec.Raw) -> str:
+    """What to do about a message that is not one of Chat's but of another protocol."""
+    try:
+        value: Any = read_value(raw, "messages")
+    except RequestError:
+        return ""
+    if not isinstance(value, dict):
+        return ""
+    if "role" not in value and value.get("type") in _RESPONSES_ITEMS:
+        what = f"It is an input item of the Responses API ({start_of(value['type'])})"
+    elif isinstance(content := value.get("content"), list) and any(
+        isinstance(part, dict) and part.get("type") in _ANTHROPIC_BLOCKS for part in content
+    ):
+        what = "It is made of blocks of the Anthropic Messages API"
+    else:
+        return ""
+    return (
+        f". {what}; records hold Chat messages whatever protocol the agent speaks: a call is an entry of `tool_calls` "
+        "of an assistant message, its result a message of role tool"
+    )
+
+
+def _more_hints(record: OutputRecord, skipped: tuple[str, ...]) -> str:
+    """What else of the record may be the reason: parts of it that mean nothing."""
+    hints = [
+        f". The record's key `{name}` means nothing: such a text belongs into `messages`"
+        for name in _TOP_LEVEL_TEXTS
+        if name in record.ignored
+    ]
+    if skipped:
+        hints.append(
+            f". Of its tools, those that are no nested function tools mean nothing: {', '.join(skipped[:4])}; write "
+            '{"type": "function", "function": {"name": ..., "parameters": ...}}'
+        )
+    return "".join(hints)

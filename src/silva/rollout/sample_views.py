@@ -1,0 +1,41 @@
+"""Exported contexts as functions of the user see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from silva.state.session import Session
+from silva.types.rollout import TrainingSample
+from silva.types.sample_view import SampleView
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def sample_view(session: Session, sample: TrainingSample, decode: Decode) -> SampleView:
+    """One exported context of a session that ended. `decode` turns ids into text, special tokens included."""
+    cut = sample.prompt_len
+    path = session.forest.nodes[sample.node_id].path()
+    return SampleView(
+        prompt=decode(sample.token_ids[:cut]),
+        response=decode(sample.token_ids[cut:]),
+        prompt_ids=sample.token_ids[:cut],
+        response_ids=sample.token_ids[cut:],
+        messages=[message.to_chat() for node in path for message in node.messages],
+        label=session.label,
+        metadata=sample.metadata,
+        input={} if session.input is None else session.input.to_json(),
+        reward=sample.reward,
+        helpers=sample.helpers,
+        status="truncated" if sample.truncated else "completed",
+        name=sample.name,
+        session_id=session.session_id,
+        group_id=session.group_id,
+        mode=session.mode,
+        num_turns=sample.num_turns,
+        truncated=sample.truncated,
+    )
+
+
+def place_of(sample: TrainingSample) -> str:
+    """The session and context of a sample, for messages."""
+    return f"session {sample.session_id}" + ("" if sample.name is None else f", context {sample.name}")

@@ -1,0 +1,214 @@
+"""Functions of the user in worker processes: real files, real processes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from marked import marked
+from silva_command import eventually
+
+from silva.rollout.user_function import UserCodeError, UserFunctionPool
+from silva.types.errors import ConfigError
+from silva.types.sample_view import OptionsView
+
+CODE = """
+import asyncio, os, subprocess, sys, time
+
+def echo(a, b):
+    print("seen by echo", b)
+    return {"a": a, "b": (b, True)}
+
+def returns(what, _):
+    import ctypes
+    return {
+        "function": echo, "big": "x" * (17 << 20), "coroutine": later(0, 0), "array": __import__("numpy").ones(2),
+        "float32": __import__("numpy").float32(0.5), "bool": __import__("numpy").bool_(True),
+    }[what] if what != "loop" else (lambda a: a.append(a) or a)([])
+
+def ends(how, _):
+    if how == "exit":
+        sys.exit(4)
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    if how == "deep":
+        return ends(how, _)
+    if how == "gone":
+        os._exit(3)
+    if how == "group":
+        raise ExceptionGroup("several", [ValueError("the inner one")])
+    os.kill(os.getpid(), 11)
+
+def pid(_, wait_s):
+    time.sleep(wait_s)
+    return os.getpid()
+
+def leaves_things(_, __):
+    import signal
+    os.chdir("/")
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+def children(_, __):
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    return subprocess.Popen(["sleep", "600"]).pid
+
+def hangs(_, __):
+    children(0, 0)
+    time.sleep(1e6)
+
+async def later(value, wait_s):
+    await asyncio.sleep(wait_s)
+    return value
+
+async def never(_, __):
+    await asyncio.Event().wait()
+
+async def dies(_, __):
+    await asyncio.sleep(0.05)
+    os._exit(7)
+
+number = 5
+def one(sample): return 1
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "rewards.py").write_text(CODE)
+    (tmp_path / "broken.py").write_text("import math\n\nmath.no_such_thing()\n")
+    (tmp_path / "needs.py").write_text("import not_installed_anywhere\n")
+    return tmp_path
+
+
+@asynccontextmanager
+async def pool_in(folder: Path, **more):
+    async with UserFunctionPool(
+        log_path=folder / "user_code.log", marker=f"run-{folder.name}-code", folder=folder, **more
+    ) as pool:
+        yield pool
+    assert marked(f"run-{folder.name}-code") == []
+
+
+async def test_values_go_out_and_errors_come_back_with_the_users_own_lines(folder: Path):
+    async with pool_in(folder) as pool:
+        echo = await pool.check("rewards.echo", "--custom-rm-path", ("args", "sample"))
+        assert await echo([1.5, None], "é") == {"a": [1.5, None], "b": ["é", True]}
+        assert "seen by echo é" in (folder / "user_code.log").read_text()
+        returns = await pool.check("rewards.returns", "--x", ("args", "sample"))
+        assert [await returns(what, 0) for what in ("array", "float32", "bool")] == [[1.0, 1.0], 0.5, True]
+        for what, told in {
+            "function": "returned a builtins.function",
+            "big": "returned 17,825,831 bytes",
+            "coroutine": "a coroutine that nothing awaited; declare the function with `async def`",
+            "loop": "RecursionError",
+            "typo": "KeyError: 'typo'",
+        }.items():
+            with pytest.raises(UserCodeError, match=told) as caught:
+                await returns(what, 0)
+            assert caught.value.reason == "raised"
+            assert what != "typo" or "in returns" in str(caught.value)
+        ends = await pool.check("rewards.ends", "--x", ("args", "sample"))
+        for how, reason, told in (
+            ("exit", "raised", "tried to end its process: SystemExit: 4"),
+            ("interrupt", "raised", "tried to end its process: KeyboardInterrupt"),
+            ("deep", "raised", "RecursionError"),
+            ("group", "raised", "ValueError: the inner one"),
+            ("gone", "crashed", "exit status 3"),
+            ("segfault", "crashed", "SIGSEGV"),
+        ):
+            with pytest.raises(UserCodeError, match=told) as caught:
+                await ends(how, 0)
+            assert caught.value.reason == reason
+        assert await echo(1, 2) == {"a": 1, "b": [2, True]}
+
+
+async def test_check_says_what_is_wrong_with_a_path(folder: Path):
+    async with pool_in(folder) as pool:
+        for path, told in {
+            "rewards": "must be written as module.function",
+            "rewards.py:echo": "must be written as module.function",
+            "rewrads.echo": r"no module 'rewrads' \(looked in .* first.*did you mean 'rewards'\?",
+            "rewards.ecko": r"rewards.py has no 'ecko'; did you mean rewards.echo\?",
+            "rewards.number": "is a int, which is not callable",
+            "rewards.one": r"called with \(args, sample\), but takes \(sample\): too many",
+            "broken.f": "importing broken failed: AttributeError.*line 3.*math.no_such_thing",
+            "needs.f": "importing needs failed: ModuleNotFoundError: No module named 'not_installed",
+        }.items():
+            with pytest.raises(ConfigError, match=f"(?s)^--custom-rm-path {path}: .*{told}"):
+                await pool.check(path, "--custom-rm-path", ("args", "sample"))
+
+
+async def test_workers_are_reused_bounded_and_start_clean(folder: Path):
+    async with pool_in(folder, max_concurrency=2) as pool:
+        pid = await pool.check("rewards.pid", "--x", ("args", "sample"))
+        assert len(set(await asyncio.gather(*(pid(0, 0.05) for _ in range(6))))) == 2
+        await (await pool.check("rewards.leaves_things", "--x", ("args", "sample")))(0, 0)
+        assert await pid(0, 0.2) in pool.pids  # the timer that was left running did not end it
+        asleep = await pool.check("rewards.later", "--x", ("args", "sample"))
+        assert await asyncio.gather(*(asleep(n, 0.01) for n in range(8))) == list(range(8))
+        first = pool.pids[0]
+        os.kill(first, signal.SIGKILL)
+        assert await asyncio.gather(pid(0, 0.05), pid(0, 0.05))  # a worker that died while idle fails no call
+
+
+async def test_a_crash_in_a_shared_worker_fails_only_the_call_that_made_it(folder: Path):
+    async with pool_in(folder) as pool:
+        later = await pool.check("rewards.later", "--x", ("args", "sample"))
+        dies = await pool.check("rewards.dies", "--x", ("args", "sample"))
+        results = await asyncio.gather(dies(0, 0), *(later(n, 0.2) for n in range(3)), return_exceptions=True)
+        assert results[1:] == [0, 1, 2]
+        assert isinstance(results[0], UserCodeError) and results[0].reason == "crashed"
+
+
+async def test_what_user_code_started_ends_with_its_worker_and_with_the_pool(folder: Path):
+    async with pool_in(folder, timeout_s=0.3) as pool:
+        children = await pool.check("rewards.children", "--x", ("args", "sample"))
+        hangs = await pool.check("rewards.hangs", "--x", ("args", "sample"))
+        child = await children(0, 0)
+        await asyncio.to_thread(eventually, lambda: child in marked(f"run-{folder.name}-code"))
+        worker = pool.pids
+        with pytest.raises(UserCodeError, match=r"more than 0\.3 s"):
+            await hangs(0, 0)
+        await asyncio.to_thread(eventually, lambda: not {child, *worker} & set(marked(f"run-{folder.name}-code")))
+
+
+TRAINER = """
+import asyncio, sys
+from pathlib import Path
+from silva.rollout.user_function import UserFunctionPool
+
+async def main():
+    pool = UserFunctionPool(log_path=Path("log"), marker=sys.argv[1])
+    hangs = await pool.check("rewards.hangs", "--x", ("args", "sample"))
+    never = await pool.check("rewards.never", "--x", ("args", "sample"))
+    await asyncio.gather(hangs(0, 0), never(0, 0))
+
+asyncio.run(main())
+"""
+
+
+def test_kill_9_of_the_trainer_leaves_no_worker_and_no_child_of_one(folder: Path):
+    marker = f"run-{folder.name}-code"
+    trainer = subprocess.Popen([sys.executable, "-c", textwrap.dedent(TRAINER), marker], cwd=folder)
+    try:
+        eventually(lambda: len(marked(marker)) == 4)
+    finally:
+        trainer.kill()
+        trainer.wait()
+    eventually(lambda: not marked(marker))
+
+
+def test_options_are_read_only_and_travel():
+    import pickle
+
+    options = pickle.loads(pickle.dumps(OptionsView({"lr": 0.1, "seed": 3})))
+    assert (options.lr, options.seed) == (0.1, 3)
+    with pytest.raises(AttributeError, match="no option sed; did you mean seed"):
+        _ = options.sed
+    with pytest.raises(AttributeError, match="cannot be set"):
+        options.lr = 1
