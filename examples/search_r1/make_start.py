@@ -82,7 +82,7 @@ def make_start(
     out: Path,
     seed: int,
     *,
-    clean_steps: int = 400,
+    clean_steps: int = 320,
     lazy_steps: int = 70,
     num_lessons: int = 4096,
     log: Callable[[str], None] = print,
