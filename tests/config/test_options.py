@@ -113,6 +113,11 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
         ({"rollout_batch_size": None}, "--rollout-batch-size is missing"),
         ({"num_rollout": None}, "--num-epoch"),
         ({"n_samples_per_prompt": 1}, "trains nothing"),
+        (
+            {"agentic_credit": "shared"},
+            "--agentic-credit shared .* need --use-dynamic-batch-size .*--max-tokens-per-gpu",
+        ),
+        ({"agentic_credit": "shared", "agentic_custom_advantage_path": "m.f"}, "leave one out"),
         ({"agentic_min_group_size": 3}, "no group could count"),
         ({"global_batch_size": 3}, "does not divide the 8 sessions"),
         ({"num_steps_per_rollout": 3}, "--num-steps-per-rollout 3 does not divide the 8 sessions"),
@@ -188,6 +193,15 @@ def test_rows_and_steps_that_fit_are_taken(tmp_path: Path) -> None:
     validate(trainable(tmp_path, num_steps_per_rollout=4, global_batch_size=2), "train")
 
 
+def test_credit_that_fits_is_taken(tmp_path: Path) -> None:
+    dynamic = {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 64}
+    validate(trainable(tmp_path, **dynamic, agentic_credit="split", agentic_shared_prefix="each"), "train")
+    custom = {"agentic_custom_advantage_path": "m.f", "disable_grpo_std_normalization": True}
+    validate(trainable(tmp_path, **custom, n_samples_per_prompt=1), "train")
+    validate(trainable(tmp_path, **custom, **dynamic), "train")
+    validate(trainable(tmp_path, agentic_credit="shared"), "rollout")
+
+
 def test_defaults_that_depend_on_others(tmp_path: Path) -> None:
     assert min_group_size(trainable(tmp_path)) == 2
     assert min_group_size(trainable(tmp_path, n_samples_per_prompt=1)) == 1
@@ -238,5 +252,7 @@ def test_what_export_and_profiles_cannot_be_is_told_at_the_start() -> None:
     dynamic = {"agentic_export": "leaves", "use_dynamic_batch_size": True, "max_tokens_per_gpu": 64}
     with pytest.raises(ConfigError, match=r"--agentic-credit.*strict or last"):
         validate(from_values({**fits, **dynamic}), "train")
+    validate(from_values({**fits, **dynamic, "agentic_credit": "split"}), "train")
+    validate(from_values({**fits, **dynamic, "agentic_custom_advantage_path": "m.f"}), "train")
     with pytest.raises(ConfigError, match=r"--agentic-profiles: 'claude-code-billing@9'.*claude-code-billing@1"):
         validate(from_values({**fits, "agentic_profiles": ["claude-code-billing@9"]}), "serve")

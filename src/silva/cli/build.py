@@ -18,10 +18,17 @@ from typing import TYPE_CHECKING, cast
 from silva.agent.client import AgentRunner
 from silva.agent.environment import parse_agent_env
 from silva.agent.sweep import sweep_run
-from silva.cli.user_code import UserCode, build_rewards, open_user_code
+from silva.cli.user_code import (
+    UserCode,
+    build_credit,
+    build_rewards,
+    has_custom_advantage,
+    open_user_code,
+    shared_prefix,
+)
 from silva.config.options import RunConfig
 from silva.config.parse import write_config_file
-from silva.config.validate import check_token_budget, min_group_size
+from silva.config.validate import check_token_budget, min_group_size, one_context_reason
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, load_dataset
 from silva.gateway.answer import AnswerSettings
@@ -152,6 +159,17 @@ def group_settings(config: RunConfig, mode: Mode) -> GroupSettings:
         num_samples=config.n_samples_per_prompt if train else config.n_samples_per_eval_prompt,
         min_size=min_group_size(config) if train else 1,
         num_retries=config.agent_retries,
+        shared_prefix=shared_prefix(config),
+    )
+
+
+def trained_groups(config: RunConfig) -> GroupSettings:
+    """How the groups run whose samples the trainer takes."""
+    return replace(
+        group_settings(config, "train"),
+        text_only=True,
+        one_context=one_context_reason(config),
+        one_reward=not has_custom_advantage(config),
     )
 
 
@@ -318,7 +336,7 @@ async def open_runtime(
         await engine.start()
         stack.push_async_callback(engine.close)
         exporter = Exporter(export_settings(config))
-        accounts = OpenSessions(ledger, exporter) if open_sessions else None
+        accounts = OpenSessions(ledger, exporter, shared_prefix=shared_prefix(config)) if open_sessions else None
         registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts, run_dir, record)
         ledger.event("run_start", {"run_id": run_id, "base_url": server.base_url, "resumed": recovered is not None})
         yield Runtime(
@@ -413,8 +431,8 @@ def serving_counters(runtime: Runtime) -> dict[str, float]:
     return numbers
 
 
-async def open_groups(runtime: Runtime) -> tuple[GroupRunner, FailureBudget]:
-    """The runner process and what runs sessions through it."""
+async def open_groups(runtime: Runtime, *, credited: bool = False) -> tuple[GroupRunner, FailureBudget]:
+    """The runner process and what runs sessions through it. `credited`: the groups get their credit for training."""
     config = runtime.config
     assert config.agent_command is not None
     runner = AgentRunner(run_id=runtime.run_id, grace_s=TERM_GRACE_S, log_path=runtime.run_dir / "runner.log")
@@ -440,6 +458,7 @@ async def open_groups(runtime: Runtime) -> tuple[GroupRunner, FailureBudget]:
         ledger=runtime.ledger,
         budget=budget,
         rewards=rewards,
+        credit=build_credit(config, runtime.user_code) if credited else None,
         on_scored=runtime.view.scored,
     )
     return groups, budget
@@ -470,7 +489,7 @@ def build_producer(
         settings=ProducerSettings(
             batch_size=config.rollout_batch_size, concurrency=train_concurrency(config), replace=replace_dropped
         ),
-        group_settings=replace(group_settings(config, "train"), text_only=replace_dropped),
+        group_settings=trained_groups(config) if replace_dropped else group_settings(config, "train"),
         issued={prompt.prompt_id: prompt.num_groups for prompt in pending},
         on_step=runtime.view.begin_step,
     )

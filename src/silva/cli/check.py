@@ -28,7 +28,7 @@ from silva.cli.replay import run_replay
 from silva.cli.user_code import open_user_code
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
-from silva.config.validate import eval_sets, validate
+from silva.config.validate import eval_sets, one_context_reason, several_contexts_problem, validate
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
@@ -81,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
             checks.run("engine", lambda: _check_servers(config))
         elif config.engine == "sglang":
             print("SKIP engine: the options must pass first", flush=True)
-    if config.custom_rm_path is not None:
-        checks.run("reward function", lambda: _check_user_code(config))
+    if config.custom_rm_path is not None or config.agentic_custom_advantage_path is not None:
+        checks.run("your functions", lambda: _check_user_code(config))
     if options_fit and datasets and not checks.failed and not args.no_agent_run:
         checks.run("agent command", lambda: _check_agent(config, datasets[0]))
     elif not args.no_agent_run:
@@ -94,9 +94,9 @@ def _check_options(config: RunConfig) -> str:
     reason = ""
     if config.engine == "sglang":
         reason = "silva train needs another --engine"
-    elif config.agentic_export == "leaves":
-        reason = "silva train cannot take --agentic-export leaves yet"
-    elif config.n_samples_per_prompt == 1:
+    elif (problem := several_contexts_problem(config)) is not None:
+        reason = f"not for silva train: {problem}"
+    elif config.n_samples_per_prompt == 1 and config.agentic_custom_advantage_path is None:
         reason = "silva train needs at least 2 samples a prompt"
     command = "rollout" if reason else "train"
     validate(config, command)
@@ -156,7 +156,12 @@ def _check_user_code(config: RunConfig) -> str:
 
     with tempfile.TemporaryDirectory(prefix="silva-check-") as folder:
         run_async(look)
-    return f"{config.custom_rm_path} was loaded" + (" (called once a group)" if config.group_rm else "")
+    loaded: list[str] = []
+    if config.custom_rm_path is not None:
+        loaded.append(config.custom_rm_path + (" (called once a group)" if config.group_rm else ""))
+    if config.agentic_custom_advantage_path is not None:
+        loaded.append(f"{config.agentic_custom_advantage_path} (credit; not called by this check)")
+    return f"loaded {', '.join(loaded)}"
 
 
 def _check_agent(config: RunConfig, dataset: Dataset) -> str:
@@ -173,7 +178,7 @@ def _check_agent(config: RunConfig, dataset: Dataset) -> str:
         results: list[GroupResult] = []
         with RunView(run_dir / "run.log", quiet=True) as view:
             run_async(lambda: _probe(replace(config, agent_retries=0), dataset, run_dir, view, results))
-        return _verdict(model, results)
+        return _verdict(model, results, one_context_reason(config))
 
 
 async def _probe(config: RunConfig, dataset: Dataset, run_dir: Path, view: RunView, results: list[GroupResult]) -> int:
@@ -187,7 +192,8 @@ async def _probe(config: RunConfig, dataset: Dataset, run_dir: Path, view: RunVi
     return 0
 
 
-def _verdict(model: str, results: list[GroupResult]) -> str:
+def _verdict(model: str, results: list[GroupResult], refusal: str | None) -> str:
+    """What a session showed. `refusal`: why silva train would not take several contexts of it."""
     if not results:
         raise SilvaError("it was stopped before it ended")
     for failure in results[0].failures:
@@ -196,4 +202,7 @@ def _verdict(model: str, results: list[GroupResult]) -> str:
         raise SilvaError(f"{results[0].end.reason}: {results[0].end}")
     sample = results[0].samples[0]
     reward = "none" if sample.reward is None else f"{sample.reward:g}"
-    return f"model turns: {sample.num_turns}, exit status 0, reward {reward} ({model})"
+    several = len(results[0].samples)
+    contexts = f"{several} contexts, the first with " if several > 1 else ""
+    shown = f"{contexts}model turns: {sample.num_turns}, exit status 0, reward {reward} ({model})"
+    return shown if several == 1 or refusal is None else f"{shown}; not for silva train: {refusal}"

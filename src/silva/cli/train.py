@@ -23,6 +23,7 @@ from silva.cli.build import (
     open_runtime,
 )
 from silva.cli.loop import run_async
+from silva.cli.user_code import credit_share, shared_prefix
 from silva.config.options import RunConfig
 from silva.config.parse import read_config_file, resolve
 from silva.config.validate import eval_sets, validate
@@ -90,7 +91,7 @@ async def _train(
     async with open_runtime(
         config, view, run_dir, recover_step=first - 1 if resume else None, engine_dir=folder, version=first
     ) as runtime:
-        groups, budget = await open_groups(runtime)
+        groups, budget = await open_groups(runtime, credited=True)
         trainer = Trainer(
             policy=policy,
             engine=runtime.engine,
@@ -141,6 +142,8 @@ def _trainer_settings(config: RunConfig, run_dir: Path, first: int) -> TrainerSe
         global_batch_size=config.global_batch_size or num_sessions,
         num_steps=config.num_steps_per_rollout,
         std_normalization=not config.disable_grpo_std_normalization,
+        credit_share=credit_share(config),
+        shared_prefix=shared_prefix(config),
         eval_interval=config.eval_interval,
         save_interval=config.save_interval,
         save_hf=None if config.save_hf is None else Path(config.save_hf),

@@ -9,9 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from silva.config.options import RunConfig
+from silva.credit.grpo import CreditShare
+from silva.rollout.credit import ADVANTAGE_PARAMS, CustomAdvantage
+from silva.rollout.groups import CreditStage
 from silva.rollout.rewards import GROUP_RM_PARAMS, RM_PARAMS, Rewards, RewardSettings
 from silva.rollout.sample_views import Decode
-from silva.rollout.user_function import UserFunction, UserFunctionPool
+from silva.rollout.user_function import UserCodeError, UserFunction, UserFunctionPool
+from silva.state.lineage import SharedPrefix
 from silva.types.sample_view import OptionsView
 
 log = logging.getLogger("silva")
@@ -24,6 +28,7 @@ class UserCode:
     """Functions by their use; None where the options name none."""
 
     reward: UserFunction | None = None
+    advantage: UserFunction | None = None
 
 
 async def open_user_code(config: RunConfig, run_dir: Path, run_id: str, stack: AsyncExitStack) -> UserCode:
@@ -31,7 +36,7 @@ async def open_user_code(config: RunConfig, run_dir: Path, run_id: str, stack: A
 
     What user code starts carries a marker of this process alone: another run in the same folder is not touched.
     """
-    if config.custom_rm_path is None:
+    if config.custom_rm_path is None and not has_custom_advantage(config):
         return UserCode()
     pool = UserFunctionPool(
         log_path=run_dir / USER_CODE_LOG,
@@ -40,20 +45,44 @@ async def open_user_code(config: RunConfig, run_dir: Path, run_id: str, stack: A
         timeout_s=config.reward_timeout_s,
     )
     await stack.enter_async_context(pool)
-    params = GROUP_RM_PARAMS if config.group_rm else RM_PARAMS
-    reward = await pool.check(config.custom_rm_path, "--custom-rm-path", params)
-    if has_custom_advantage(config) and not config.group_rm:
+    reward = advantage = None
+    if config.custom_rm_path is not None:
+        params = GROUP_RM_PARAMS if config.group_rm else RM_PARAMS
+        reward = await pool.check(config.custom_rm_path, "--custom-rm-path", params)
+    if config.agentic_custom_advantage_path is not None:
+        flag = "--agentic-custom-advantage-path"
+        advantage = await pool.check(config.agentic_custom_advantage_path, flag, ADVANTAGE_PARAMS)
+    if reward is not None and advantage is not None and not config.group_rm:
         log.warning(
             "--custom-rm-path %s is not called: --agentic-custom-advantage-path gives the credit (with --group-rm it "
             "would still give rewards)",
             config.custom_rm_path,
         )
-    return UserCode(reward=reward)
+    return UserCode(reward=reward, advantage=advantage)
 
 
 def has_custom_advantage(config: RunConfig) -> bool:
     """A function of the user turns outcomes into credit: then no reward is needed."""
-    return getattr(config, "agentic_custom_advantage_path", None) is not None
+    return config.agentic_custom_advantage_path is not None
+
+
+def build_credit(config: RunConfig, user_code: UserCode) -> CreditStage | None:
+    """What gives the contexts of training groups their credit before the groups count; None: their rewards do."""
+    if user_code.advantage is None:
+        return None
+    return CustomAdvantage(user_code.advantage, failed=UserCodeError, shared_prefix=shared_prefix(config))
+
+
+def credit_share(config: RunConfig) -> CreditShare | None:
+    """How the credit of a session's reward reaches its contexts; None where a function of the user gives credit."""
+    if has_custom_advantage(config):
+        return None
+    return "split" if config.agentic_credit == "split" else "shared"
+
+
+def shared_prefix(config: RunConfig) -> SharedPrefix:
+    """How often turns shared by contexts are trained."""
+    return "each" if config.agentic_shared_prefix == "each" else "once"
 
 
 def build_rewards(config: RunConfig, user_code: UserCode, decode: Decode) -> Rewards:
@@ -61,7 +90,7 @@ def build_rewards(config: RunConfig, user_code: UserCode, decode: Decode) -> Rew
     custom = has_custom_advantage(config)
     settings = RewardSettings(
         needed=not custom,
-        one_a_session=getattr(config, "agentic_credit", None) is not None,
+        one_a_session=config.agentic_credit is not None,
         group_wise=config.group_rm,
         keys={"train": config.reward_key, "eval": config.eval_reward_key or config.reward_key},
         num_retries=config.reward_retries,

@@ -213,9 +213,8 @@ class RunConfig:
         "matching",
         "choice",
         "once",
-        "How often a turn shared by several contexts is trained.",
-        choices=("once",),
-        later_choices=("each",),
+        "How often a turn shared by several contexts is trained: once, with the mean of their credits, or in each.",
+        choices=("once", "each"),
     )
     agentic_codec: str = opt(
         "matching",
@@ -358,6 +357,21 @@ class RunConfig:
             "ppo",
         ),
     )
+    agentic_custom_advantage_path: str | None = opt(
+        "algorithm",
+        "str",
+        None,
+        "Function f(metadata_by_slot) that gives each context its credit, as module.function (docs/credit.md).",
+        metavar="PATH",
+    )
+    agentic_credit: str | None = opt(
+        "algorithm",
+        "choice",
+        None,
+        "What each of several contexts gets of its session's credit: all of it, or its share of the sampled tokens "
+        "(default: several contexts are refused in training).",
+        choices=("shared", "split"),
+    )
     eps_clip: float = opt(
         "algorithm", "float", 0.2, "Lower clip distance of the policy ratio.", low=0, low_open=True, high=1
     )
@@ -484,8 +498,6 @@ LATER: Mapping[str, tuple[str, str]] = {
     "mask_offpolicy_in_partial_rollout": ("0", "partial rollout"),
     "tool_key": ("1", "dataset tools"),
     "multimodal_keys": ("1", "images"),
-    "agentic_custom_advantage_path": ("1", "custom advantages"),
-    "agentic_credit": ("1", "credit for several contexts"),
     "log_passrate": ("0", "pass rates"),
     "kl_coef": ("1", "KL terms"),
     "use_kl_loss": ("0", "KL terms"),

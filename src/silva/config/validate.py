@@ -41,14 +41,9 @@ def validate(config: RunConfig, command: Command) -> None:
     _need(config, "rollout_batch_size", "the number of prompts of one rollout step")
     if command == "train" and config.num_rollout is None and config.num_epoch is None:
         raise ConfigError("one of --num-rollout and --num-epoch is needed: without them the run would never end")
-    if command == "train":
-        _check_several_contexts(config)
-    if command == "train" and config.agentic_export == "leaves":
-        raise ConfigError(
-            "--agentic-export leaves may give several contexts of one session, and how they share its reward "
-            "(--agentic-credit) is not built yet. Train with --agentic-export strict or last; silva rollout and silva "
-            "serve export all leaves"
-        )
+    _check_credit(config)
+    if command == "train" and (problem := several_contexts_problem(config)) is not None:
+        raise ConfigError(problem)
     _check_groups(config, command)
     _check_packing(config)
     _check_rewards(config)
@@ -99,19 +94,51 @@ def check_token_budget(config: RunConfig, context_len: int, source: str) -> None
 
 
 def several_contexts_flags(config: RunConfig) -> list[str]:
-    """The options in force that may give several contexts of one session."""
+    """The options in force by which a session may yield several contexts."""
     flags = {
         "--agentic-export leaves": config.agentic_export == "leaves",
+        f"--agentic-credit {config.agentic_credit}": config.agentic_credit is not None,
     }
     return [flag for flag, on in flags.items() if on]
 
 
-def _check_several_contexts(config: RunConfig) -> None:
-    flags = several_contexts_flags(config)
+def several_contexts_problem(config: RunConfig) -> str | None:
+    """Why silva train cannot take the several contexts that these options announce; None where it can."""
+    flags = " and ".join(several_contexts_flags(config))
     if flags and not config.use_dynamic_batch_size:
-        raise ConfigError(
-            f"{' and '.join(flags)} may give several contexts of one session, which need --use-dynamic-batch-size "
+        return (
+            f"with {flags} a session may yield several contexts, which need --use-dynamic-batch-size "
             "(with --max-tokens-per-gpu): how many samples a step trains is then not known before"
+        )
+    if flags and not _credits_contexts(config):
+        return (
+            f"with {flags} a session may yield several contexts, and nothing says what credit each of them gets. Set "
+            "--agentic-credit shared or split, or --agentic-custom-advantage-path; or train with --agentic-export "
+            "strict or last"
+        )
+    return None
+
+
+def one_context_reason(config: RunConfig) -> str | None:
+    """Why silva train takes no more than one context of a session; None where it takes several."""
+    needs: list[str] = []
+    if not _credits_contexts(config):
+        needs.append("--agentic-custom-advantage-path or --agentic-credit, which say what credit each of them gets")
+    if not config.use_dynamic_batch_size:
+        needs.append("--use-dynamic-batch-size with --max-tokens-per-gpu")
+    return f"training on several needs {', and '.join(needs)} (docs/credit.md)" if needs else None
+
+
+def _credits_contexts(config: RunConfig) -> bool:
+    return config.agentic_credit is not None or config.agentic_custom_advantage_path is not None
+
+
+def _check_credit(config: RunConfig) -> None:
+    path, share = config.agentic_custom_advantage_path, config.agentic_credit
+    if path is not None and share is not None:
+        raise ConfigError(
+            f"--agentic-credit {share} and --agentic-custom-advantage-path {path} both say what credit a context gets; "
+            "leave one out"
         )
 
 
@@ -227,10 +254,10 @@ def _check_agent(config: RunConfig) -> None:
 
 def _check_groups(config: RunConfig, command: Command) -> None:
     n = config.n_samples_per_prompt
-    if command == "train" and n == 1:
+    if command == "train" and n == 1 and config.agentic_custom_advantage_path is None:
         raise ConfigError(
             f"--advantage-estimator {config.advantage_estimator} with --n-samples-per-prompt 1 trains nothing: a group "
-            "of one has no spread. Take at least 2 samples a prompt"
+            "of one has no spread. Take at least 2 samples a prompt, or let --agentic-custom-advantage-path give credit"
         )
     if min_group_size(config) > n:
         raise ConfigError(

@@ -9,13 +9,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Literal
 
 from silva.credit.reward import REWARD_INVALID, check_reward
+from silva.credit.shared import holders, spread_credits
+from silva.state.lineage import SharedPrefix
 from silva.types.errors import SessionFailure
 from silva.types.rollout import TrainingSample
 
 STD_EPSILON = 1e-6
+
+CreditShare = Literal["shared", "split"]
+"""What each context gets of its session's credit: all of it, or its share of the session's sampled tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +36,12 @@ class GroupStats:
     num_sessions: int
     zero_std: Mapping[float, int] = field(default_factory=dict[float, int])
     rejected: Mapping[str, SessionFailure] = field(default_factory=dict[str, SessionFailure])
+
+    @classmethod
+    def of(cls, samples: Iterable[TrainingSample]) -> GroupStats:
+        """Of samples that came with their credit: no reward was looked at."""
+        group_of = {sample.session_id: sample.group_id for sample in samples}
+        return cls(num_groups=len(set(group_of.values())), num_sessions=len(group_of))
 
     def metrics(self) -> dict[str, float]:
         """Counts of groups under `rollout/zero_std/count_<reward>`, in the order of the rewards."""
@@ -66,14 +78,19 @@ def has_no_spread(rewards_G: Sequence[float]) -> bool:
 
 
 def assign_group_credit(
-    samples: Iterable[TrainingSample], *, std_normalization: bool = True
+    samples: Iterable[TrainingSample],
+    *,
+    std_normalization: bool = True,
+    share: CreditShare = "shared",
+    shared_prefix: SharedPrefix = "once",
 ) -> tuple[list[TrainingSample], GroupStats]:
     """The samples with their credit set, in the order given, and what was seen on the way.
 
     Groups are found by `group_id` and their statistics are taken over sessions, so neither the order of the samples
-    nor the number of samples of a session matters; all samples of one session get the same credit. Samples of a session
-    whose reward is missing, invalid or not the same in all its samples are left out of the result and of the
-    statistics, and their session stands in `GroupStats.rejected`.
+    nor the number of samples of a session matters. `share` says what each context gets of its session's credit, and
+    `spread_credits` what that makes of turns that several contexts hold. Samples of a session without a usable reward
+    (see `session_reward`) are left out of the result and of the statistics, and their session stands in
+    `GroupStats.rejected`.
     """
     samples = list(samples)
     rewards, rejected = _session_rewards(samples)
@@ -92,31 +109,67 @@ def assign_group_credit(
             zero_std[min(rewards_G)] += 1
         credit.update(zip(members, group_advantages(rewards_G, std_normalization=std_normalization), strict=True))
 
-    credited = [replace(s, credit=credit[s.session_id]) for s in samples if s.session_id in credit]
+    used = [sample for sample in samples if sample.session_id in credit]
+    parts = [1.0] * len(used) if share == "shared" else token_shares(used)
+    credits = [credit[sample.session_id] * part for sample, part in zip(used, parts, strict=True)]
     stats = GroupStats(
         num_groups=len(sessions_by_group), num_sessions=len(rewards), zero_std=dict(zero_std), rejected=rejected
     )
-    return credited, stats
+    return list(spread_credits(used, credits, shared_prefix=shared_prefix)), stats
+
+
+def token_shares(samples: Sequence[TrainingSample]) -> list[float]:
+    """What share of its session's sampled tokens each context holds; those of a session add up to 1.
+
+    A turn that several contexts hold counts for each of them by its fraction, so that the order of the contexts does
+    not matter.
+    """
+    count = holders(samples)
+    tokens = [
+        math.fsum(span.length / count[sample.session_id, span.node_id] for span in sample.responses)
+        for sample in samples
+    ]
+    whole: dict[str, list[float]] = {}
+    for sample, num in zip(samples, tokens, strict=True):
+        whole.setdefault(sample.session_id, []).append(num)
+    return [num / math.fsum(whole[sample.session_id]) for sample, num in zip(samples, tokens, strict=True)]
+
+
+def session_reward(samples: Sequence[TrainingSample]) -> float:
+    """The one reward of a session, which may stand in one of its contexts or, the same, in several.
+
+    Raises SessionFailure(reason="reward_invalid") where none has a reward, one is no number to train on, or two differ.
+    """
+    given = [sample for sample in samples if sample.reward is not None] or list(samples[:1])
+    first = check_reward(given[0].reward, _place(given[0]))
+    for sample in given[1:]:
+        reward = check_reward(sample.reward, _place(sample))
+        if reward != first:
+            raise SessionFailure(
+                REWARD_INVALID,
+                f"{_place(given[0])} has the reward {first!r} and {_place(sample)} {reward!r}: group-relative credit "
+                "needs one reward a session. Write it into one of its contexts, or let "
+                "--agentic-custom-advantage-path give each context its own credit",
+            )
+    return first
 
 
 def _session_rewards(samples: Sequence[TrainingSample]) -> tuple[dict[str, float], dict[str, SessionFailure]]:
     """The reward of each usable session, and the failure of each other one."""
-    rewards: dict[str, float] = {}
-    groups: dict[str, str] = {}
-    rejected: dict[str, SessionFailure] = {}
+    sessions: dict[str, list[TrainingSample]] = {}
     for sample in samples:
-        session_id = sample.session_id
-        assert groups.setdefault(session_id, sample.group_id) == sample.group_id, f"{session_id} is in two groups"
-        where = f"session {session_id}" + (f", context {sample.name}" if sample.name is not None else "")
+        contexts = sessions.setdefault(sample.session_id, [])
+        contexts.append(sample)
+        assert contexts[0].group_id == sample.group_id, f"{sample.session_id} is in two groups"
+    rewards: dict[str, float] = {}
+    rejected: dict[str, SessionFailure] = {}
+    for session_id, contexts in sessions.items():
         try:
-            reward = check_reward(sample.reward, where)
+            rewards[session_id] = session_reward(contexts)
         except SessionFailure as failure:
-            rejected.setdefault(session_id, failure)
-            continue
-        if rewards.setdefault(session_id, reward) != reward:
-            message = (
-                f"session {session_id} exported samples with the rewards {rewards[session_id]!r} and {reward!r} "
-                f"({where}): group-relative credit needs one reward a session"
-            )
-            rejected.setdefault(session_id, SessionFailure(REWARD_INVALID, message))
-    return {session_id: r for session_id, r in rewards.items() if session_id not in rejected}, rejected
+            rejected[session_id] = failure
+    return rewards, rejected
+
+
+def _place(sample: TrainingSample) -> str:
+    return f"session {sample.session_id}" + (f", context {sample.name}" if sample.name is not None else "")

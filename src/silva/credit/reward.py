@@ -61,24 +61,45 @@ def read_reward(value: object, where: str, key: str | None = None, *, allow_bool
 
 
 def check_reward(value: object, where: str, *, allow_bool: bool = False) -> float:
-    """`value` as a finite Python float.
+    """`value` as a finite Python float; see `read_number`. `where` names the session, and the context if there is one.
+
+    Raises SessionFailure(reason="reward_invalid") for everything that is no reward.
+    """
+    return read_number(value, f"the reward of {where}", allow_bool=allow_bool)
+
+
+def read_number(value: object, what: str, *, allow_bool: bool = False) -> float:
+    """A number that came from outside, as a finite Python float. `what` says what it is, and of whom.
 
     Accepts ints, floats and numpy numbers. A bool counts as 0 or 1 where `allow_bool` says so (values returned by a
-    user's reward function), else it is refused. `where` names the session, and the context if there is one.
-    Raises SessionFailure(reason="reward_invalid") for everything else: None, NaN, infinity, text, lists, objects.
+    user's function), else it is refused. Raises SessionFailure(reason="reward_invalid") for everything else: None, NaN,
+    infinity, magnitudes above MAX_ABS_REWARD, text, lists, objects.
     """
     if _is_bool(value):
         if allow_bool:
             return float(bool(value))
-        raise _invalid(value, where, "a bool is taken only from a reward function; write 1.0 or 0.0")
+        raise _unfit(value, what, "a bool is taken only from a reward function; write 1.0 or 0.0")
     if not isinstance(value, Real):
-        raise _invalid(value, where, "it must be a number")
+        raise _unfit(value, what, "it must be a number")
     number = _number(value)
     if not math.isfinite(number):
-        raise _invalid(value, where, "it must be finite")
+        raise _unfit(value, what, "it must be finite")
     if abs(number) > MAX_ABS_REWARD:
-        raise _invalid(value, where, f"its magnitude must be at most {MAX_ABS_REWARD:g}")
+        raise _unfit(value, what, f"its magnitude must be at most {MAX_ABS_REWARD:g}")
     return number
+
+
+def short(value: object) -> str:
+    """A value for an error text, short whatever it is."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python refuses to print integers of more than some thousand digits
+        return "too long to print"
+
+
+def shown(value: object) -> str:
+    """The same with its type."""
+    return f"{short(value)} ({type(value).__name__})"
 
 
 def _number(value: Real) -> float:
@@ -93,8 +114,8 @@ def _is_bool(value: object) -> bool:
 
 
 def _invalid(value: object, where: str, rule: str) -> SessionFailure:
-    try:
-        shown = _SHORT.repr(value)
-    except ValueError:  # Python refuses to print integers of more than some thousand digits
-        shown = "too long to print"
-    return SessionFailure(REWARD_INVALID, f"the reward of {where} is {shown} ({type(value).__name__}): {rule}")
+    return _unfit(value, f"the reward of {where}", rule)
+
+
+def _unfit(value: object, what: str, rule: str) -> SessionFailure:
+    return SessionFailure(REWARD_INVALID, f"{what} is {shown(value)}: {rule}")

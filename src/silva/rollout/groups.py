@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from silva.credit.grpo import session_reward
 from silva.data.prompts import Prompt
 from silva.gateway.sessions import SessionRegistry
 from silva.rollout.driver import RUNNER_LOST, SessionDriver
@@ -102,7 +103,7 @@ class GroupSettings:
     """How the groups of one mode run.
 
     `text_only`: what takes the samples cannot take images. `one_context`: why a session may export no more than one
-    context, None where it may.
+    context, None where it may. `one_reward`: the contexts of a session share one reward, from which credit is made.
     """
 
     mode: Mode
@@ -111,6 +112,7 @@ class GroupSettings:
     num_retries: int
     text_only: bool = False
     one_context: str | None = None
+    one_reward: bool = False
     shared_prefix: SharedPrefix = "once"
 
 
@@ -257,10 +259,7 @@ class GroupRunner:
             for session, outcome in waiting:
                 self._end_held(group, session, outcome)
             raise
-        outcomes = iter(
-            Outcome.failed(verdict, retry=False) if isinstance(verdict, SessionFailure) else Outcome.exported(verdict)
-            for verdict in judged
-        )
+        outcomes = iter(_judged(group.settings, verdict) for verdict in judged)
         settled: list[Samples | SlotFailure] = []
         for result, entry in zip(results, held, strict=True):
             if entry is None:
@@ -339,7 +338,7 @@ class GroupRunner:
                 outcome = Outcome.exported(samples)
                 group.held[session.session_id] = (session, outcome)
                 return outcome
-            outcome = Outcome.exported(await self._rewards.judge_session(session, samples))
+            outcome = _judged(group.settings, await self._rewards.judge_session(session, samples))
         except SessionFailure as failure:
             outcome = Outcome.failed(failure, retry=in_runtime)
         except RunStopped:
@@ -378,6 +377,18 @@ class GroupRunner:
 
     def _write(self, session: Session, outcome: Outcome) -> None:
         self._ledger.end_session(session_record(session, outcome))
+
+
+def _judged(settings: GroupSettings, verdict: Samples | SessionFailure) -> Outcome:
+    """The end of a session whose judgement is done: what it lacks then, another run of its agent would not give."""
+    if not isinstance(verdict, SessionFailure) and settings.one_reward:
+        try:
+            session_reward(verdict)
+        except SessionFailure as failure:
+            verdict = failure
+    if isinstance(verdict, SessionFailure):
+        return Outcome.failed(verdict, retry=False)
+    return Outcome.exported(verdict)
 
 
 def _session_of(result: Samples | SlotFailure) -> str:

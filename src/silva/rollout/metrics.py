@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
+from silva.credit.shared import num_shared_responses
 from silva.rollout.groups import GroupResult
 from silva.types.rollout import TrainingSample
 
@@ -28,6 +29,7 @@ def rollout_metrics(groups: Sequence[GroupResult]) -> dict[str, float]:
         metrics["rollout/raw_reward"] = math.fsum(rewards) / len(rewards)
     metrics["rollout/truncated_ratio"] = sum(sample.truncated for sample in samples) / len(samples)
     metrics |= spread("rollout/response_len", [float(sample.num_trainable) for sample in samples])
+    metrics["rollout/shared_responses"] = float(num_shared_responses(samples))
     metrics |= spread("rollout/num_turn", [float(sample.num_turns) for sample in samples])
     for name, values in _metadata_numbers(sessions).items():
         metrics |= spread(name, values)

@@ -7,7 +7,7 @@ import asyncio
 from silva.rollout.driver import export_session
 from silva.rollout.export import Exporter
 from silva.rollout.groups import Outcome, session_record
-from silva.state.lineage import build_samples
+from silva.state.lineage import SharedPrefix, build_samples
 from silva.state.session import Session
 from silva.store.ledger import RunLedger
 from silva.types.errors import SessionFailure
@@ -23,9 +23,10 @@ class OpenSessions:
     counts as ended when its rows are in the run's database.
     """
 
-    def __init__(self, ledger: RunLedger, exporter: Exporter | None = None):
+    def __init__(self, ledger: RunLedger, exporter: Exporter | None = None, *, shared_prefix: SharedPrefix = "once"):
         self._ledger = ledger
         self._exporter = exporter or Exporter()
+        self._shared_prefix: SharedPrefix = shared_prefix
         self._num_opened = 0
 
     def opened(self, session: Session) -> None:
@@ -44,7 +45,13 @@ class OpenSessions:
         session.output = body or None
         try:
             records = await asyncio.to_thread(export_session, self._exporter, session)
-            samples = build_samples(session.forest, records, session_id=session.session_id, group_id=session.group_id)
+            samples = build_samples(
+                session.forest,
+                records,
+                session_id=session.session_id,
+                group_id=session.group_id,
+                shared_prefix=self._shared_prefix,
+            )
             outcome = Outcome.exported(samples)
         except SessionFailure as failure:
             outcome = Outcome.failed(failure)

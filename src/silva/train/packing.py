@@ -85,9 +85,9 @@ class PackedRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedBatch:
-    """The rows of one optimizer step. Samples without a trainable token are in no row but in the counts.
+    """The rows of one optimizer step. Samples without a trainable token are in no row and not counted as samples.
 
-    `num_sessions` counts logical sessions, `num_empty_sessions` those of them without a trainable token.
+    `num_sessions` counts all logical sessions, `num_empty_sessions` those of them without a trainable token.
     """
 
     rows: tuple[PackedRow, ...]
@@ -132,7 +132,7 @@ def pack_batch(
         shares = _shares_by_tokens(samples, used, max_tokens)
     return PackedBatch(
         rows=tuple(_pack_row(samples, masks, weight_of_session, share) for share in shares),
-        num_samples=len(samples),
+        num_samples=len(used),
         num_sessions=len(tokens_of_session),
         num_empty_sessions=sum(num == 0 for num in tokens_of_session.values()),
         num_trainable=num_trainable,
@@ -222,6 +222,15 @@ def _trainable(sample: TrainingSample, loss_mask: Sequence[int] | None) -> NDArr
     return mask_T
 
 
+def _credits_T(sample: TrainingSample) -> NDArray[np.float64]:
+    """The credit of each token of a sample: that of its response, where responses have their own."""
+    credits_T = np.full(len(sample.token_ids), sample.credit, dtype=np.float64)
+    if sample.response_credits is not None:
+        for span, credit in zip(sample.responses, sample.response_credits, strict=True):
+            credits_T[span.start : span.start + span.length] = credit
+    return credits_T
+
+
 def _shares_by_tokens(samples: Sequence[TrainingSample], used: Sequence[int], max_tokens: int) -> list[list[int]]:
     """The samples of each row under a budget of tokens."""
     lengths = [len(samples[i].token_ids) for i in used]
@@ -257,6 +266,6 @@ def _pack_row(
         owners_N=np.repeat(np.asarray(indices, dtype=np.int64), counts),
         places_N=np.concatenate(places),
         rollout_logprobs_N=logprobs_T[at_N],
-        advantages_N=np.repeat(np.asarray([sample.credit for sample in chosen], dtype=np.float64), counts),
+        advantages_N=np.concatenate([_credits_T(samples[i])[p_N] for i, p_N in zip(indices, places, strict=True)]),
         weights_N=np.repeat([weight_of_session[sample.session_id] for sample in chosen], counts),
     )

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silva.credit.grpo import assign_group_credit
+from silva.credit.grpo import CreditShare, GroupStats, assign_group_credit
 from silva.inference.engine import Engine
 from silva.rollout.evaluate import Evaluator
 from silva.rollout.groups import GroupResult
 from silva.rollout.metrics import rollout_metrics, staleness_metrics
 from silva.rollout.producer import Producer
 from silva.rollout.report import StepReport
+from silva.state.lineage import SharedPrefix
 from silva.store.ledger import RunLedger
 from silva.store.metrics import MetricsWriter
 from silva.train.checkpoint import checkpoint_dir, prune_checkpoints
@@ -32,7 +33,8 @@ class TrainerSettings:
     """`first_rollout` is 0, or where a resumed run goes on. `num_rollout` None: until the prompts are over.
 
     `global_batch_size` counts sessions of one optimizer step; where set, `num_steps` says how many of these a rollout
-    step has. Intervals count rollout steps; None is never.
+    step has. Intervals count rollout steps; None is never. `credit_share` None: the samples of the groups come with
+    their credit.
     """
 
     run_dir: Path
@@ -44,6 +46,8 @@ class TrainerSettings:
     save_interval: int | None
     save_hf: Path | None
     num_steps: int | None = None
+    credit_share: CreditShare | None = "shared"
+    shared_prefix: SharedPrefix = "once"
     keep_checkpoints: int = 2
 
     def steps_of(self, num_sessions: int) -> int:
@@ -124,7 +128,7 @@ class Trainer:
             return False
         collected_s = time.monotonic()
         samples = [sample for group in groups for sample in group.samples]
-        credited, stats = assign_group_credit(samples, std_normalization=self._settings.std_normalization)
+        credited, stats = self._credit(samples)
         assert not stats.rejected, f"rewards were checked when the sessions ended: {stats.rejected}"
         trained, num_too_long = self._policy.leave_out_too_long(credited)
         num_steps = self._settings.steps_of(len({sample.session_id for sample in trained}))
@@ -148,6 +152,18 @@ class Trainer:
         self._metrics.write(rollout_id, values)
         self._say(_step_line(rollout_id, values, results))
         return True
+
+    def _credit(self, samples: list[TrainingSample]) -> tuple[list[TrainingSample], GroupStats]:
+        """The samples with their credit: that of their groups' rewards, unless a function of the user gave it."""
+        settings = self._settings
+        if settings.credit_share is None:
+            return samples, GroupStats.of(samples)
+        return assign_group_credit(
+            samples,
+            std_normalization=settings.std_normalization,
+            share=settings.credit_share,
+            shared_prefix=settings.shared_prefix,
+        )
 
     def _write_ledger(self, rollout_id: int, groups: list[GroupResult], credited: list[TrainingSample]) -> None:
         self._ledger.set_credits(credited)

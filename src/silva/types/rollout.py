@@ -66,10 +66,10 @@ class TrainingSample:
     `kept_mass` are 0.0 and 1.0 where the mask is 0. It is 0 everywhere in a context whose every turn is trained by
     another one: such a context has its reward and credit, but nothing to train. `version_spans` cover the T tokens;
     version -1 stands for tokens that were not sampled. `prompt_len` counts the first observation plus the first
-    opening. `responses` are the turns of the lineage, trained here or not. `credit` is the one scalar of this context,
-    None until it was assigned; where turns have credits of their own, `response_credits` holds one for each of
-    `responses`, and `credit` is their mean over the context's sampled tokens. `images` refers to the images of the
-    lineage, in order; the ids hold each as the chat template writes it, not as a model's processor expands it.
+    opening. `responses` are the turns of the lineage, trained here or not. `credit` is the one scalar that this context
+    was given, None until then (where it was given one for each turn: their mean over its sampled tokens). Where a turn
+    is trained with another credit, `response_credits` holds that of each of `responses`. `images` refers to the images
+    of the lineage, in order; the ids hold each as the chat template writes it, not as a model's processor expands it.
     """
 
     session_id: str

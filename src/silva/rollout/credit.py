@@ -1,0 +1,44 @@
+"""Credit by a function of the user, before a group counts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from silva.credit.hook import CUSTOM_FAILED, HookInput, hook_input, read_credits
+from silva.credit.shared import spread_credits
+from silva.state.lineage import SharedPrefix
+from silva.types.errors import GroupEnd, SilvaError
+from silva.types.rollout import TrainingSample
+
+Samples = tuple[TrainingSample, ...]
+
+ADVANTAGE_PARAMS = ("metadata_by_slot",)
+"""What the function is given, by the names that an error tells."""
+
+
+class CustomAdvantage:
+    """Gives the contexts of a group the credits that a function of the user returns for it.
+
+    Consumes all exported contexts of a group in the order of its slots; waits for the function, called once a group;
+    produces the same contexts with credit. `failed` are the errors by which the function tells that it gave no value:
+    the group is then dropped as `custom_advantage_failed`. Other errors are ours and pass.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[HookInput], Awaitable[object]],
+        *,
+        failed: type[SilvaError],
+        shared_prefix: SharedPrefix = "once",
+    ):
+        self._function = function
+        self._failed = failed
+        self._shared_prefix: SharedPrefix = shared_prefix
+
+    async def assign(self, samples: Samples) -> Samples:
+        """Raises GroupEnd: `custom_advantage_none` (filtered), `..._invalid`, `..._failed`."""
+        try:
+            value = await self._function(hook_input(samples))
+        except self._failed as error:
+            raise GroupEnd(CUSTOM_FAILED, f"the custom advantage function gave no value: {error}") from error
+        return spread_credits(samples, read_credits(value, samples), shared_prefix=self._shared_prefix)

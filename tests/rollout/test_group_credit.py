@@ -1,0 +1,139 @@
+"""Several contexts of a session on their way through a group: a real gateway and ledger, turns over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gateway_serve import Serve, serving
+
+from silva.config.parse import from_values
+from silva.config.validate import one_context_reason
+from silva.data.prompts import Prompt
+from silva.rollout.credit import CustomAdvantage
+from silva.rollout.groups import FailureBudget, GroupResult, GroupRunner, GroupSettings
+from silva.rollout.rewards import Rewards, RewardSettings
+from silva.state.codec import TurnCodec
+from silva.state.session import Session
+from silva.store.ledger import RunLedger
+from silva.store.queries import counts, load_samples, open_run
+from silva.types.clock import SystemClock
+from silva.types.errors import SessionFailure, SilvaError
+from silva.types.rollout import ExportRecord, SessionInput
+from silva.types.sample_view import OptionsView
+
+GIVES_CREDIT = {"agentic_credit": "shared", "use_dynamic_batch_size": True, "max_tokens_per_gpu": 64}
+
+
+class Forks:
+    """An agent that asks once and then twice more about the answer, and exports both branches with its slot's rewards;
+    without any it fails.
+    """
+
+    def __init__(self, serve: Serve, rewards: Sequence[tuple[float | None, ...]]):
+        self.serve = serve
+        self.rewards = rewards
+        self.num_runs = 0
+
+    async def run(self, session: Session) -> list[ExportRecord]:
+        self.num_runs += 1
+        session_id, slot = session.session_id, int(session.session_id.rsplit("-", 3)[1])
+        if not self.rewards[slot]:
+            raise SessionFailure("agent_exit", "it broke")
+        history: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+        history.append(await self.serve.message(session_id, history))
+        for text in ("a", "b"):
+            await self.serve.message(session_id, [*history, {"role": "user", "content": text}])
+        ends = [node.node_id for node in session.forest.nodes if node.kind == "response"][1:]
+        return [
+            ExportRecord(name=name, node_id=node_id, reward=reward, metadata={"slot": slot})
+            for name, node_id, reward in zip(("main", "helper"), ends, self.rewards[slot], strict=True)
+        ]
+
+
+async def run_group(
+    codec: TurnCodec,
+    run_dir: Path,
+    rewards: Sequence[tuple[float | None, ...]],
+    credit: CustomAdvantage | None = None,
+    **settings: Any,
+) -> tuple[GroupResult, Forks]:
+    async with serving(codec, [{"text": "hello world"}]) as serve:
+        with RunLedger(run_dir, clock=SystemClock()) as ledger:
+            driver = Forks(serve, rewards)
+            runner = GroupRunner(
+                registry=serve.registry,
+                driver=driver,
+                ledger=ledger,
+                budget=FailureBudget(99),
+                rewards=Rewards(
+                    RewardSettings(needed=credit is None, keys={"train": None, "eval": None}),
+                    function=None,
+                    options=OptionsView({}),
+                    decode=codec.decode,
+                ),
+                credit=credit,
+            )
+            source = SessionInput(messages=[{"role": "user", "content": "hi"}])
+            prompt = Prompt(prompt_id="train:0:0", dataset="train", epoch=0, row=0, position=0, input=source)
+            ledger.issue_prompt(prompt.prompt_id, dataset="train", epoch=0, row=0, position=0)
+            plan = {"min_size": 1, "num_retries": 1, **settings}
+            result = await runner.run(
+                prompt, GroupSettings(mode="train", num_samples=len(rewards), **plan), rollout_id=0
+            )
+            if result.end is None:
+                ledger.set_credits(result.samples)
+            ledger.flush()
+    return result, driver
+
+
+async def test_several_contexts_without_credit_fail_their_session_and_name_the_options(
+    codec: TurnCodec, tmp_path: Path
+) -> None:
+    reason = one_context_reason(from_values({}))
+    result, _ = await run_group(codec, tmp_path, [(1.0, None)], one_context=reason)
+    (failure,) = result.failures
+    assert (failure.reason, result.end and result.end.reason) == ("several_contexts", "all_sessions_failed")
+    for flag in (
+        *("--agentic-custom-advantage-path", "--agentic-credit", "--use-dynamic-batch-size", "--max-tokens-per-gpu"),
+    ):
+        assert flag in failure.message
+    assert "exported 2 contexts" in failure.message
+    credited_only = one_context_reason(from_values({"agentic_credit": "split"}))
+    assert credited_only is not None and "--agentic-credit" not in credited_only and "--use-dynamic" in credited_only
+    assert one_context_reason(from_values(GIVES_CREDIT)) is None
+
+
+async def test_rewards_that_disagree_cost_their_session_and_no_other_run_of_its_agent(
+    codec: TurnCodec, tmp_path: Path
+) -> None:
+    rewards = [(1.0, 0.0), (None, 0.5), (0.5, 0.5)]
+    result, driver = await run_group(codec, tmp_path, rewards, one_reward=True)
+    (failure,) = result.failures
+    assert failure.reason == "reward_invalid" and "context main has the reward 1.0" in failure.message
+    assert result.end is None and len({s.session_id for s in result.samples}) == 2 and driver.num_runs == 3
+    with open_run(tmp_path) as conn:
+        assert counts(conn)["sessions"] == {"exported": {"none": 2}, "failed": {"reward_invalid": 1}}
+
+
+async def test_a_custom_advantage_gets_the_sessions_that_are_left_in_the_order_of_their_slots(
+    codec: TurnCodec, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+
+    async def advantage(metadata_by_slot: list[Any]) -> object:
+        seen.extend([item["main"]["slot"] for item in metadata_by_slot])
+        metadata_by_slot[0]["main"].clear()
+        return [{"helper": 2.0, "main": 1.0} for _ in metadata_by_slot]
+
+    credit = CustomAdvantage(advantage, failed=SilvaError)
+    result, _ = await run_group(codec, tmp_path, [(None, None), (), (None, None)], credit)
+    assert seen == [0, 2]
+    assert [(s.name, s.credit) for s in result.samples] == [("main", 1.0), ("helper", 2.0)] * 2
+    with open_run(tmp_path) as conn:
+        kept = [load_samples(conn, session_id) for session_id in dict.fromkeys(s.session_id for s in result.samples)]
+    assert [[(s.credit, s.response_credits) for s in session] for session in kept] == [
+        [(1.0, (1.5, 1.0)), (2.0, (1.5, 2.0))]
+    ] * 2
+    assert kept[0][0].metadata == {"slot": 0}
