@@ -113,7 +113,7 @@ def kept(history: History) -> list[Any]:
     return form
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(forests(), st.data())
 def test_every_state_told_back_is_found(made: tuple[SessionForest, list[tuple[History, Node]]], data: st.DataObject):
     forest, states = made
@@ -130,7 +130,7 @@ def test_every_state_told_back_is_found(made: tuple[SessionForest, list[tuple[Hi
         assert all(found.kinds for found in candidates if history_of[found.node.node_id] != lossy)
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(forests(), st.data(), st.booleans())
 def test_every_edit_is_refused_with_a_pointer_to_it(
     made: tuple[SessionForest, list[tuple[History, Node]]], data: st.DataObject, lenient: bool
