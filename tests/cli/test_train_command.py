@@ -34,6 +34,17 @@ def options(model: Path, *more: object, rollouts: int = 2) -> tuple[object, ...]
     )
 
 
+PROMISED = {
+    *("rollout/raw_reward", "rollout/truncated_ratio", "ledger/trained", "forest/root", "forest/append"),
+    *(f"rollout/{name}/{of}" for name in ("response_len", "num_turn") for of in ("mean", "median", "max", "min")),
+    *(f"train/{name}" for name in ("loss", "pg_loss", "entropy", "ppo_kl", "pg_clipfrac", "grad_norm", "lr")),
+    *("train/rollout_logprob_abs_diff", "staleness/mean", "staleness/max"),
+    *("gateway/requests", "gateway/wait_s", "gateway/latency_s"),
+    *(f"perf/{name}" for name in ("step_s", "rollout_s", "train_s", "tokens_per_s", "engine_busy")),
+}
+"""Names that others read: they stay."""
+
+
 def prepare(tmp_path: Path, agent: str, rows: int = 8) -> None:
     (tmp_path / "agent.py").write_text(agent)
     write_rows(tmp_path / "rows.jsonl", rows)
@@ -65,6 +76,8 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     # What the engine recorded is what the trainer computes, also after an update of the weights.
     assert all(line["train/rollout_logprob_abs_diff"] < 1e-3 for line in steps)
     assert all(line["train/grad_norm"] > 0 for line in steps)
+    assert all(line.keys() >= PROMISED for line in steps)
+    assert all(0 < line["perf/engine_busy"] <= 1 and line["gateway/requests"] == 12 for line in steps)
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step_000001", "step_000002"]
 
     start = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()

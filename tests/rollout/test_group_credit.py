@@ -92,7 +92,8 @@ async def test_several_contexts_without_credit_fail_their_session_and_name_the_o
     codec: TurnCodec, tmp_path: Path
 ) -> None:
     reason = one_context_reason(from_values({}))
-    result, _ = await run_group(codec, tmp_path, [(1.0, None)], one_context=reason)
+    result, driver = await run_group(codec, tmp_path, [(1.0, None)], one_context=reason)
+    assert driver.num_runs == 1, "the options would refuse another run as well"
     (failure,) = result.failures
     assert (failure.reason, result.end and result.end.reason) == ("several_contexts", "all_sessions_failed")
     for flag in (

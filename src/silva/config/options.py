@@ -241,7 +241,7 @@ class RunConfig:
         low=1,
     )
     num_steps_per_rollout: int | None = opt(
-        "rollout",
+        "training",
         "int",
         None,
         "Optimizer steps that the sessions of one rollout step are split into (default: by --global-batch-size).",
@@ -360,14 +360,14 @@ class RunConfig:
         ),
     )
     agentic_custom_advantage_path: str | None = opt(
-        "algorithm",
+        "reward",
         "str",
         None,
         "Function f(metadata_by_slot) that gives each context its credit, as module.function (docs/credit.md).",
         metavar="PATH",
     )
     agentic_credit: str | None = opt(
-        "algorithm",
+        "reward",
         "choice",
         None,
         "What each of several contexts gets of its session's credit: all of it, or its share of the sampled tokens "
@@ -471,7 +471,7 @@ class RunConfig:
     )
     # records
     log_passrate: bool = opt(
-        "records", "bool", False, "Add pass@k to the metrics: how likely one of k sessions of a prompt has reward 1."
+        "reward", "bool", False, "Add pass@k to the metrics: how likely one of k sessions of a prompt has reward 1."
     )
     save_debug_rollout_data: str | None = opt(
         "records",

@@ -283,8 +283,8 @@ class GroupRunner:
         """One session after the other until one is exported or the retries are used up.
 
         A session that was lost with the runner process says nothing about its agent: it costs neither a retry nor
-        budget (the runner has a bound of its own). What fails in its judgement is judged no better by running the
-        agent again.
+        budget (the runner has a bound of its own). What fails after its agent ended, in its judgement or since the
+        options do not let it be trained, fares no better by running the agent again.
         """
         settings, num_failed = group.settings, 0
         for try_index in itertools.count():
@@ -334,6 +334,7 @@ class GroupRunner:
             samples = await self._export(group.settings, session)
             in_runtime = False
             group.slot_left()
+            _refuse_untrainable(group.settings, samples)
             if self._rewards.group_wise:
                 outcome = Outcome.exported(samples)
                 group.held[session.session_id] = (session, outcome)
@@ -360,23 +361,26 @@ class GroupRunner:
             records = await self._driver.run(session)
         finally:
             await self._registry.end(session.session_id)
-        samples = build_samples(
+        return build_samples(
             session.forest,
             records,
             session_id=session.session_id,
             group_id=session.group_id,
             shared_prefix=settings.shared_prefix,
         )
-        if settings.text_only:
-            refuse_images(samples)
-        if settings.one_context is not None and len(samples) > 1:
-            raise SessionFailure(
-                "several_contexts", f"the session exported {len(samples)} contexts; {settings.one_context}"
-            )
-        return samples
 
     def _write(self, session: Session, outcome: Outcome) -> None:
         self._ledger.end_session(session_record(session, outcome))
+
+
+def _refuse_untrainable(settings: GroupSettings, samples: Samples) -> None:
+    """Raise SessionFailure for contexts that the options do not let be trained, whatever another run would bring."""
+    if settings.text_only:
+        refuse_images(samples)
+    if settings.one_context is not None and len(samples) > 1:
+        raise SessionFailure(
+            "several_contexts", f"the session exported {len(samples)} contexts; {settings.one_context}"
+        )
 
 
 def _judged(settings: GroupSettings, verdict: Samples | SessionFailure) -> Outcome:

@@ -120,8 +120,8 @@ def spread(prefix: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def staleness_metrics(samples: Iterable[TrainingSample], *, version: int) -> dict[str, float]:
-    """Train steps between the oldest weights of each sample and the weights in training."""
-    ages = [float(version - sample.min_version) for sample in samples]
+    """Train steps between the oldest weights of each session and the weights in training."""
+    ages = [float(version - min(one.min_version for one in contexts)) for contexts in by_session(samples)]
     return {"staleness/mean": math.fsum(ages) / len(ages), "staleness/max": max(ages)} if ages else {}
 
 

@@ -14,6 +14,7 @@ from silva.rollout.metrics import spread
 from silva.store.dumps import check_dump_template, write_rollout_dump
 from silva.store.ledger import RunLedger
 from silva.store.queries import accounting, accounting_line, counts, open_run, roots_per_session
+from silva.store.step_numbers import engine_busy, gateway_numbers
 
 log = logging.getLogger("silva.rollout")
 
@@ -52,6 +53,9 @@ class StepReport:
             numbers = _ledger_numbers(counts(conn))
             roots = roots_per_session(conn, rollout_id)
             numbers |= spread("forest/num_root", [float(number) for number in roots]) if roots else {}
+            numbers |= gateway_numbers(conn, rollout_id)
+            if (busy := engine_busy(conn, rollout_id)) is not None:
+                numbers["perf/engine_busy"] = busy
             if self._dump_path is not None:
                 write_rollout_dump(self._dump_path, rollout_id, conn)
         log.info("%s", line)

@@ -55,8 +55,8 @@ def linear_leaf(forest: SessionForest) -> Node:
         f"the session's history is not linear, so no single context can be exported: {len(roots)} root(s): {starts}; "
         f"besides the last response ({leaf.node_id}, request {leaf.request_id}) there are {len(ends)} other "
         f"leaf/leaves: {places or 'none'}. `silva explain` names what differs. Make the agent send "
-        "one growing history, or export with --agentic-export last (the context of the last response) or leaves "
-        "(every leaf's)",
+        "one growing history, or write a record with a name for each context to be exported; or export with "
+        "--agentic-export last (the context of the last response) or leaves (every leaf's)",
     )
 
 
