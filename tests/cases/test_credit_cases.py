@@ -77,6 +77,9 @@ async def test_tree_03_a_turn_that_two_exported_branches_share_is_trained_once(c
         }
         own = spread_credits(each, [value[str(s.name)] for s in each], shared_prefix="each")
         assert [(s.credit, s.response_credits) for s in own] == [(value[str(s.name)], None) for s in own]
+        # in both its tokens weigh, and the session's mean is over all of them
+        weights = [w for row in pack_batch(own).rows for w in row.weights_N]
+        assert weights == [1 / sum(s.num_trainable for s in own)] * len(weights) and sum(weights) == pytest.approx(1)
 
 
 async def test_tree_03_a_context_without_trainable_tokens_keeps_its_credit_and_yields_no_sample(

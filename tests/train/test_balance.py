@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from silva.train.balance import Plan, RowCost, fill, lockstep_ratio, plan
 
+SQUARE = RowCost(linear=0.0, quadratic=1.0)
 lengths_st = st.lists(st.integers(1, 120), max_size=200)
 
 
@@ -14,12 +15,13 @@ def loads(planned: Plan, lengths: list[int]) -> list[list[int]]:
     return [sorted(sum(lengths[i] for i in row) for row in rank) for rank in planned.ranks]
 
 
-@given(lengths_st, st.integers(1, 8), st.integers(60, 300))
+@given(lengths_st, st.integers(1, 8), st.integers(60, 300), st.sampled_from([RowCost(), SQUARE]))
+@example([10, 7, 6, 1], 2, 13, SQUARE)  # even shares of the cost would not fit
 def test_each_sample_is_in_one_row_within_the_budget_and_all_ranks_have_as_many(
-    lengths: list[int], num_ranks: int, max_tokens: int
+    lengths: list[int], num_ranks: int, max_tokens: int, cost: RowCost
 ) -> None:
-    planned = plan(lengths, max_tokens, num_ranks=num_ranks)
-    assert planned == plan(lengths, max_tokens, num_ranks=num_ranks)
+    planned = plan(lengths, max_tokens, num_ranks=num_ranks, cost=cost)
+    assert planned == plan(lengths, max_tokens, num_ranks=num_ranks, cost=cost)
     rows = [row for rank in planned.ranks for row in rank]
     assert sorted([i for row in rows for i in row] + list(planned.too_long)) == list(range(len(lengths)))
     assert list(planned.too_long) == [i for i, length in enumerate(lengths) if length > max_tokens]
@@ -28,7 +30,7 @@ def test_each_sample_is_in_one_row_within_the_budget_and_all_ranks_have_as_many(
     if not all(rows):  # rows stay empty only where no other row could give one of its samples away
         assert len(lengths) - len(planned.too_long) < len(rows)
         assert all(len(row) <= 1 for row in rows)
-    assert lockstep_ratio(planned, lengths) >= 1 - 1e-12
+    assert lockstep_ratio(planned, lengths, cost) >= 1 - 1e-12
 
 
 @given(st.integers(0, 10_000), lengths_st, st.integers(1, 8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from silva.types.rollout import Mode
 
@@ -45,10 +45,10 @@ def engine_busy(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode = "trai
         f"WHERE session_id IN (SELECT session_id FROM {_SESSIONS})",
         at,
     )
-    return min(1.0, covered(tuple(call) for call in calls) / (ended_s - began_s))
+    return min(1.0, covered((begin_s, end_s) for begin_s, end_s in calls) / (ended_s - began_s))
 
 
-def covered(spans: Iterable[Sequence[float]]) -> float:
+def covered(spans: Iterable[tuple[float, float]]) -> float:
     """Length of the union of some (begin, end)."""
     total, reached = 0.0, -math.inf
     for begin, end in sorted(spans):
