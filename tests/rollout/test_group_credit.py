@@ -77,12 +77,11 @@ async def run_group(
             )
             source = SessionInput(messages=[{"role": "user", "content": "hi"}])
             prompt = Prompt(prompt_id="train:0:0", dataset="train", epoch=0, row=0, position=0, input=source)
-            ledger.issue_prompt(prompt.prompt_id, dataset="train", epoch=0, row=0, position=0)
-            plan = {"min_size": 1, "num_retries": 1, **settings}
-            result = await runner.run(
-                prompt, GroupSettings(mode="train", num_samples=len(rewards), **plan), rollout_id=0
-            )
-            if result.end is None:
+            mode = settings.get("mode", "train")
+            ledger.issue_prompt(prompt.prompt_id, dataset="train", epoch=0, row=0, position=0, mode=mode)
+            plan = {"mode": "train", "min_size": 1, "num_retries": 1, **settings}
+            result = await runner.run(prompt, GroupSettings(num_samples=len(rewards), **plan), rollout_id=0)
+            if result.end is None and mode == "train":
                 ledger.set_credits(result.samples)
             ledger.flush()
     return result, driver
@@ -138,3 +137,12 @@ async def test_a_custom_advantage_gets_the_sessions_that_are_left_in_the_order_o
         [(1.0, (1.5, 1.0)), (2.0, (1.5, 2.0))]
     ] * 2
     assert kept[0][0].metadata == {"slot": 0}
+
+
+async def test_eval_takes_several_contexts_and_asks_for_no_credit(codec: TurnCodec, tmp_path: Path) -> None:
+    async def advantage(_: object) -> object:
+        raise AssertionError("never asked")
+
+    credit = CustomAdvantage(advantage, failed=SilvaError)
+    result, _ = await run_group(codec, tmp_path, [(1.0, None)], credit, mode="eval")
+    assert result.end is None and [(s.name, s.credit) for s in result.samples] == [("main", None), ("helper", None)]
