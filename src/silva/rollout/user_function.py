@@ -196,8 +196,11 @@ class UserFunctionPool:
     async def run(self, function: UserFunction, args: tuple[object, ...]) -> Any:
         """One call; see UserFunction."""
         path = function.path
-        # Long samples take a moment: not on the loop.
-        request = ("call", path, await asyncio.to_thread(pickle.dumps, args, 5))
+        try:
+            packed = await asyncio.to_thread(pickle.dumps, args, 5)  # long samples take a moment: not on the loop
+        except RecursionError as error:
+            raise UserCodeError("raised", f"{path} cannot be given what is nested so deeply") from error
+        request = ("call", path, packed)
         if not function.is_async:
             return await self._alone(request)
         async with self._shared_slots:
