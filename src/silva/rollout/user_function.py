@@ -379,7 +379,9 @@ class UserFunctionPool:
             _cut_log(self._log_path)
         if pid_fd is not None:
             if not worker.rubbish:
-                await _set_within(gone, _DRAIN_S)  # a link that ended tells of a process that ends: how, it tells itself
+                await _set_within(
+                    gone, _DRAIN_S
+                )  # a link that ended tells of a process that ends: how, it tells itself
             loop.remove_reader(pid_fd)
             os.close(pid_fd)
         worker.kill_group()

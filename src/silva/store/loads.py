@@ -123,17 +123,6 @@ class _Line:
     def object(self, name: str) -> JsonObject:
         return self._typed(name, lambda value: isinstance(value, dict), "it must be an object")
 
-    def word(self, name: str, words: tuple[str, ...]) -> str:
-        return self._typed(name, lambda value: value in words, f"it must be one of {', '.join(words)}")
-
-    def metadata(self) -> JsonObject:
-        value = self.object("metadata")
-        try:
-            json.dumps(value, allow_nan=False)
-        except ValueError:
-            raise self.wrong("metadata", "its numbers must be finite") from None
-        return value
-
     def numbers_by_name(self, name: str) -> dict[str, float]:
         values = self.object(name)
         if not all(map(_is_number, values.values())):
@@ -224,6 +213,22 @@ def _is_number(value: Any) -> bool:
     return _is_int(value) and abs(value) < 1 << 1000
 
 
+def _word(line: _Line, name: str, words: tuple[str, ...]) -> str:
+    word = line.text(name)
+    if word not in words:
+        raise line.wrong(name, f"it must be one of {', '.join(words)}")
+    return word
+
+
+def _metadata(line: _Line) -> JsonObject:
+    value = line.object("metadata")
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise line.wrong("metadata", "its numbers must be finite") from None
+    return value
+
+
 def _lines(path: Path) -> Iterator[_Line]:
     try:
         with path.open("rb") as file:
@@ -263,7 +268,7 @@ def _group(line: _Line, mode: Mode) -> RecordedGroup:
         ),
         mode=mode,
         attempt=line.whole("attempt"),
-        prompt_state=line.word("prompt_state", get_args(PromptState)),
+        prompt_state=_word(line, "prompt_state", get_args(PromptState)),
         prompt_reason=line.text_or_none("prompt_reason"),
     )
 
@@ -273,7 +278,7 @@ def _session(line: _Line, session_id: str) -> RecordedSession:
         session_id=session_id,
         slot=line.whole("slot"),
         try_index=line.whole("try_index"),
-        status=line.word("status", get_args(SessionStatus)),
+        status=_word(line, "status", get_args(SessionStatus)),
         reason=line.text_or_none("reason"),
         error=line.text_or_none("error"),
     )
@@ -293,7 +298,7 @@ def _sample(line: _Line) -> TrainingSample:
         "reward": line.number_or_none("reward"),
         "helpers": line.numbers_by_name("helpers"),
         "truncated": line.flag("truncated"),
-        "metadata": line.metadata(),
+        "metadata": _metadata(line),
         "images": tuple(line.texts("images")),
     }
     spans, responses = line.triples("weight_spans"), line.triples("responses")
