@@ -24,5 +24,5 @@ if [ ! -e /dev/nvidiactl ] && "${pip[@]}" --dry-run --report - "${torch[@]}" | g
     exit 1
 fi
 "${pip[@]}" "${torch[@]}"
-"${pip[@]}" -c constraints.txt -e ".[train,agents,parquet,dev]"
+"${pip[@]}" -c constraints.txt -e ".[train,agents,parquet,search,dev]"
 touch "$stamp"

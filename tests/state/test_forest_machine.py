@@ -17,6 +17,7 @@ from forest_reference import History, Pending, Reference, State, Turn, says_noth
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from restored import assert_same_forest, assert_same_matches, restored
 
 from silva.state.forest import Match, Node, SessionForest
 from silva.state.identity import canonical_arguments, chain_keys, message_digest, root_key
@@ -63,6 +64,7 @@ class ForestMachine(RuleBasedStateMachine):
         self.reference = Reference()
         self.turns: list[Turn] = []
         self.pending: list[Pending] = []
+        self.asked: list[tuple[Conversation, History]] = []
         self.num_sampled = 0
 
     # ---- requests: each rule makes one history
@@ -181,6 +183,7 @@ class ForestMachine(RuleBasedStateMachine):
     def request(self, conversation: int, history: History) -> None:
         base, length, own, repaired = self.reference.resolve(conversation, history, self.lenient)
         before = len(self.forest.nodes)
+        self.asked.append((CONVERSATIONS[conversation], history))
         match, between = self.match(conversation, history)
         assert match.num_matched == length
         assert len(match.aliases) == len(repaired) and all(alias.repair.kinds for alias in match.aliases)
@@ -478,6 +481,9 @@ class ForestMachine(RuleBasedStateMachine):
         )
         for turn in self.turns:
             self.check_lineage(turn)
+        again = restored(self.forest)
+        assert_same_forest(again, self.forest)
+        assert_same_matches(again, self.forest, self.asked)
 
 
 def _spaced(message: Message) -> Message:

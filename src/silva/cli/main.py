@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "Serve the model API and an engine alone.",
     "show": "Print a run, or one session of it.",
     "explain": "Tell why the requests of a session left its known history.",
+    "reexport": "Build the samples of a run anew, under other export, reward or credit options, without agents.",
     "check": "Check options, dataset, chat template and agent command before a run.",
 }
 
@@ -31,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     for name, text in COMMANDS.items():
         # The default usage would put a hundred lines of options before each error.
         usage = None if name in ("show", "explain") else f"silva {name} [--config FILE] [--OPTION VALUE ...]"
+        usage = f"silva {name} RUN_DIR [--OPTION VALUE ...]" if name == "reexport" else usage
         sub = commands.add_parser(name, help=text, description=text, usage=usage, allow_abbrev=False)
         if name == "show":
             _add_show(sub)
@@ -40,6 +42,8 @@ def build_parser() -> argparse.ArgumentParser:
             sub.add_argument("session_id", help="The session.")
             continue
         sub.add_argument("--config", metavar="FILE", help="TOML file of options, by their names with underscores.")
+        if name == "reexport":
+            _add_reexport(sub)
         if name == "train":
             sub.add_argument("--resume", metavar="RUN_DIR", help="Go on with a stopped run, under its own options.")
         if name == "serve":
@@ -73,6 +77,18 @@ def _add_show(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("session_id", nargs="?", help="Print this session.")
     sub.add_argument("--json", action="store_true", help="One JSON document on standard output.")
     sub.add_argument("--full", action="store_true", help="Do not shorten long token lists.")
+
+
+def _add_reexport(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("recorded", metavar="RUN_DIR", help="Folder of a run, live or finished; its options hold here.")
+    sub.add_argument(
+        "--out",
+        metavar="FILE",
+        help="File for each rollout's samples; {rollout_id} in the path stands for the step (default: "
+        "RUN_DIR/reexport/{rollout_id}.jsonl).",
+    )
+    sub.add_argument("--force", action="store_true", help="Write over files that exist.")
+    sub.add_argument("--json", action="store_true", help="The summary as one JSON document.")
 
 
 def _unknown(args: argparse.Namespace, words: Sequence[str]) -> str:

@@ -37,10 +37,7 @@ def validate(config: RunConfig, command: Command) -> None:
         return
     _check_engine(config, command)
     _check_not_built(config)
-    try:
-        parse_profiles(config.agentic_profiles)
-    except ValueError as error:
-        raise ConfigError(f"--agentic-profiles: {error}") from error
+    _check_profiles(config)
     if command == "serve":
         return
     _check_agent(config)
@@ -93,6 +90,13 @@ def _refuse_set(config: RunConfig, names: tuple[str, ...], flag: str, why: str) 
     for name in names:
         if getattr(config, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} cannot be used with {flag}, which {why}; leave it out")
+
+
+def validate_judgement(config: RunConfig) -> None:
+    """Raise ConfigError where the options of export, reward and credit do not fit together; others do not count."""
+    _check_profiles(config)
+    _check_credit(config)
+    _check_rewards(config)
 
 
 def eval_sets(config: RunConfig) -> list[EvalSet]:
@@ -172,6 +176,13 @@ def one_context_reason(config: RunConfig) -> str | None:
 
 def _credits_contexts(config: RunConfig) -> bool:
     return config.agentic_credit is not None or config.agentic_custom_advantage_path is not None
+
+
+def _check_profiles(config: RunConfig) -> None:
+    try:
+        parse_profiles(config.agentic_profiles)
+    except ValueError as error:
+        raise ConfigError(f"--agentic-profiles: {error}") from error
 
 
 def _check_credit(config: RunConfig) -> None:

@@ -19,6 +19,13 @@ from silva.types.rollout import ExportRecord, RequestRecord
 
 RUNNER_LOST = "runner_lost"
 """Reason of a session that ended because the process that owns the agents died."""
+NO_OUTPUT_REASONS = frozenset(
+    {
+        *("session_files", "input_invalid", "agent_start_failed", "agent_exit", "agent_timeout", "agent_start_timeout"),
+        RUNNER_LOST,
+    }
+)
+"""Reasons of sessions whose agent did not end well: what it may have written says nothing."""
 
 
 class SessionDriver(Protocol):

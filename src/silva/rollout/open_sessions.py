@@ -13,7 +13,7 @@ from silva.store.ledger import RunLedger
 from silva.types.errors import SessionFailure
 from silva.types.messages import JsonObject
 
-_DATASET = "open"
+OPEN_DATASET = "open"
 
 
 class OpenSessions:
@@ -31,9 +31,9 @@ class OpenSessions:
 
     def opened(self, session: Session) -> None:
         """A session began on a client's word."""
-        prompt_id = f"{_DATASET}:0:{self._num_opened}"
+        prompt_id = f"{OPEN_DATASET}:0:{self._num_opened}"
         self._ledger.issue_prompt(
-            prompt_id, dataset=_DATASET, epoch=0, row=self._num_opened, position=self._num_opened, mode=session.mode
+            prompt_id, dataset=OPEN_DATASET, epoch=0, row=self._num_opened, position=self._num_opened, mode=session.mode
         )
         self._num_opened += 1
         session.prompt_id = prompt_id

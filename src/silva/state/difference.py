@@ -81,7 +81,7 @@ def _below(
     """The difference to the child of a state that the request goes along with furthest, the newest of equals."""
     best: tuple[tuple[int, int], Found] | None = None
     for child in reversed(parent.children[-_MAX_COMPARED:]):
-        start = match.num_matched - (1 if _continues(child) else 0)
+        start = match.num_matched - (1 if child.continues else 0)
         for index, message in enumerate(_line(child), start):
             if index == match.num_messages:
                 found = (_behind(place_of(index - 1)), message.to_chat(), None)
@@ -101,17 +101,11 @@ def _below(
     return None if best is None else best[1]
 
 
-def _continues(child: Node) -> bool:
-    """A response that went on with the cut one above it: its message stands in the place of that one's."""
-    parent = child.parent
-    return parent is not None and child.kind == parent.kind == "response" and child.before == parent.before
-
-
 def _line(node: Node) -> Iterator[Message]:
     """Messages from a node on, along the newest children."""
     while True:
         yield from node.messages
-        if not node.children or _continues(node.children[-1]):
+        if not node.children or node.children[-1].continues:
             return
         node = node.children[-1]
 

@@ -1,8 +1,8 @@
 """The forest of one session: every committed conversation state, token by token.
 
-Look, then write: `match` is pure; `commit` is the only writer. A state exists at the end of each committed observation
-and of each response, nowhere inside. Nodes store only what they add; joined along parents they are exactly what the
-engine saw and produced.
+Look, then write: `match` is pure; `commit` writes a turn, `add` puts back what was stored. A state exists at the end of
+each committed observation and of each response, nowhere inside. Nodes store only what they add; joined along parents
+they are exactly what the engine saw and produced.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Node:
 
     `lead` counts the ids at the front of `ids` that were not sampled (all of an observation's). `before` is, for a
     response, the key of the state that its assistant message answers, and `told` what the client got of it: its own
-    part of a turn, where a protocol cannot carry a call as text.
+    part of a turn, where a protocol cannot carry a call as text. `spellings` are the lossy echoes of a response's
+    request that were new to the forest.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class Node:
         "parent",
         "request_id",
         "spans",
+        "spellings",
         "told",
     )
 
@@ -87,6 +89,7 @@ class Node:
         self.children: list[Node] = []
         self.before = b""
         self.told: Message | None = None
+        self.spellings: tuple[EchoAlias, ...] = ()
 
     @property
     def sampled(self) -> array[int]:
@@ -102,6 +105,12 @@ class Node:
     def cut(self) -> bool:
         """A response that ended by length: its turn is still open."""
         return self.kind == "response" and self.finish == "length"
+
+    @property
+    def continues(self) -> bool:
+        """A response that went on with the cut one above it: its message stands in the place of that one's."""
+        parent = self.parent
+        return parent is not None and self.kind == parent.kind == "response" and self.before == parent.before
 
     def run(self) -> list[Node]:
         """The responses without an observation between them that this one ends."""
@@ -241,15 +250,14 @@ class Placement:
 class Response:
     """A generated turn, ready to be written.
 
-    `message` is the assistant message of the whole turn. Where the client was told another one, `told_digest` is that
-    of the told one, since a client may echo either form. So it is where a cut turn was continued (`message` holds all
-    parts joined, the told one only the new part), and where a protocol cannot carry a call.
+    `message` is the assistant message of the whole turn. Where the client was told another one, it is `told`, since a
+    client may echo either form. So it is where a cut turn was continued (`message` holds all parts joined, the told one
+    only the new part), and where a protocol cannot carry a call.
     """
 
     result: GenerateResult
     message: Message
     digest: bytes
-    told_digest: bytes | None = None
     told: Message | None = None
     request_id: str | None = None
     num_aborts: int = 0
@@ -429,35 +437,56 @@ class SessionForest:
     def commit(self, placement: Placement, response: Response) -> Node:
         """Write one turn: its observation (once) and its response. Returns the response node."""
         match = placement.match
-        for alias in match.aliases:
-            self._spelling(alias)
         above = self._observation(placement, response.request_id)
-        before = above.before if placement.continues else match.request_key
-        node = self._add(
+        node = Node(
+            node_id=len(self.nodes),
             parent=above,
-            key=chain_key(before, response.digest),
+            key=b"",
             kind="response",
             messages=(response.message,),
+            conversation=above.conversation,
             ids=(*placement.lead_ids, *response.result.ids),
             lead=len(placement.lead_ids),
             request_id=response.request_id,
         )
-        node.before = before
+        node.before = above.before if placement.continues else match.request_key
+        node.key = chain_key(node.before, response.digest)
         node.logprobs = array("f", response.result.logprobs)
         node.kept_mass = array("f", response.result.kept_mass)
         node.spans = response.result.version_spans
         node.finish = response.result.finish_reason
         node.num_aborts = response.num_aborts
-        self._echoes.add(before, response.message, node)
-        if response.told_digest is not None:
-            self._alias(chain_key(match.request_key, response.told_digest), node)
-        if response.told is not None:
-            self._echoes.add(match.request_key, response.told, node)
         node.told = response.told or response.message
+        node.spellings = match.aliases
+        self.add(node)
+        return node
+
+    def add(self, node: Node) -> None:
+        """Let a node that was formed stand in the forest, and be found. Nodes come in the order of their ids."""
+        assert node.node_id == len(self.nodes), f"node {node.node_id} cannot come after {len(self.nodes)} others"
+        node.spellings = tuple(alias for alias in node.spellings if self._spelling(alias))
+        self.nodes.append(node)
+        holder = self._by_key.get(node.key)
+        if (holder is not None and holder.key != node.key) or self._unsaid.pop(node.key, None) is not None:
+            self._memos.clear()
+        self._by_key[node.key] = node
+        if node.parent is not None:
+            node.parent.children.append(node)
+        if node.kind == "response":
+            self._answer(node)
+
+    def _answer(self, node: Node) -> None:
+        """Let a response be found by every form in which it may be echoed."""
+        above, said, told = node.parent, node.messages[0], node.told
+        assert above is not None and told is not None
+        state = above.key if node.continues else node.before
+        self._echoes.add(node.before, said, node)
+        if node.continues or told != said:
+            self._alias(chain_key(state, message_digest(told)), node)
+            self._echoes.add(state, told, node)
         if above.kind == "response":
             self._join_told(node)
-        self._num_responses[match.request_key] = self._num_responses.get(match.request_key, 0) + 1
-        return node
+        self._num_responses[state] = self._num_responses.get(state, 0) + 1
 
     def _join_told(self, node: Node) -> None:
         """Let answers that came one after the other be echoed as one message, as clients and protocols merge them."""
@@ -486,72 +515,59 @@ class SessionForest:
                 length = memo.keys.index(key)
                 self._memos[root] = memo.first(length, memo.digests[:length])
 
-    def _spelling(self, alias: EchoAlias) -> None:
-        """Remember a lossy echo, so that it needs no repair again."""
+    def _spelling(self, alias: EchoAlias) -> bool:
+        """Remember a lossy echo, so that it needs no repair again. False where that changed nothing."""
+        if alias.key in self._by_key or alias.key in self._unsaid:
+            return False
         if alias.beyond is not None:
-            if alias.key not in self._by_key and alias.key not in self._unsaid:
-                self._unsaid[alias.key] = (alias.node, alias.beyond)
-                self._forget(alias.key)
-            return
+            self._unsaid[alias.key] = (alias.node, alias.beyond)
+            self._forget(alias.key)
+            return True
         number = self._num_spellings.get(alias.node.key, 0)
-        if number < MAX_SPELLINGS and alias.key not in self._by_key:
-            self._num_spellings[alias.node.key] = number + 1
-            self._alias(alias.key, alias.node)
-            self._renames[alias.key] = alias.repair.renames
+        if number == MAX_SPELLINGS:
+            return False
+        self._num_spellings[alias.node.key] = number + 1
+        self._alias(alias.key, alias.node)
+        self._renames[alias.key] = alias.repair.renames
+        return True
 
     def _observation(self, placement: Placement, request_id: str | None) -> Node:
         match = placement.match
         above = match.parent or self._by_key.get(match.root)
         if above is None:
-            above = self._add(parent=None, key=match.root, kind="root", conversation=match.conversation)
+            above = self._given(None, match.root, match.conversation)
         if not placement.messages:
             return above
         ids = array("i", placement.observation_ids)
         for child in above.children:
             if child.kind == "observation" and child.key == match.request_key and child.ids == ids:
                 return child
-        return self._add(
-            parent=above,
-            key=match.request_key,
-            kind="observation",
-            messages=placement.messages,
-            ids=ids,
-            request_id=request_id,
+        return self._given(
+            above, match.request_key, above.conversation, placement.messages, ids=ids, request_id=request_id
         )
 
-    def _add(
+    def _given(
         self,
-        *,
         parent: Node | None,
         key: bytes,
-        kind: NodeKind,
+        conversation: Conversation,
         messages: tuple[Message, ...] = (),
-        conversation: Conversation | None = None,
+        *,
         ids: Sequence[int] = (),
-        lead: int | None = None,
         request_id: str | None = None,
     ) -> Node:
-        if conversation is None:
-            assert parent is not None
-            conversation = parent.conversation
+        """A new root, or a new observation under `parent`."""
         node = Node(
             node_id=len(self.nodes),
             parent=parent,
             key=key,
-            kind=kind,
+            kind="root" if parent is None else "observation",
             messages=messages,
             conversation=conversation,
             ids=ids,
-            lead=lead,
             request_id=request_id,
         )
-        self.nodes.append(node)
-        holder = self._by_key.get(key)
-        if (holder is not None and holder.key != key) or self._unsaid.pop(key, None) is not None:
-            self._memos.clear()
-        self._by_key[key] = node
-        if parent is not None:
-            parent.children.append(node)
+        self.add(node)
         return node
 
 

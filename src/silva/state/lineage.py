@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from typing import Literal
 
+from silva.state.echo import EchoAlias
 from silva.state.forest import Node, SessionForest
 from silva.types.errors import SessionFailure
 from silva.types.generation import VersionSpan, join_spans
@@ -160,4 +161,15 @@ def _node_record(node: Node) -> NodeRecord:
         num_aborts=node.num_aborts,
         tools=tools,
         template_kwargs=kwargs,
+        told=None if node.told is None or node.told == node.messages[0] else node.told.to_chat(),
+        spellings=[_spelling_record(alias) for alias in node.spellings],
     )
+
+
+def _spelling_record(alias: EchoAlias) -> JsonObject:
+    return {
+        "key": alias.key.hex(),
+        "node_id": alias.node.node_id,
+        "beyond": None if alias.beyond is None else alias.beyond.hex(),
+        "renames": dict(alias.repair.renames),
+    }

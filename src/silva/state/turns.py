@@ -117,7 +117,7 @@ def past_of(response: Node) -> Past:
     for node in response.path():
         if node.kind == "response":
             num_given = len(messages) if num_given is None else num_given
-            if node.parent is not None and node.parent.kind == "response" and node.parent.before == node.before:
+            if node.continues:
                 messages.pop()
         messages.extend(node.messages)
     return Past(messages=tuple(messages[:-1]), num_given=len(messages) - 1 if num_given is None else num_given)
@@ -151,10 +151,8 @@ def read_turn(
         text = _text(codec, [], result)
         message = _message(parser.parse(text, opening=opening, tools=tools), key, sibling)
         told = _with_object_calls(message, parser, text, opening, tools) if object_calls else message
-        digest = message_digest(message)
-        told_digest = None if told is message else message_digest(told)
         other = None if told is message else told
-        return Response(result=result, message=message, digest=digest, told_digest=told_digest, told=other), told
+        return Response(result=result, message=message, digest=message_digest(message), told=other), told
     lead, before = _turn_so_far(placement.match.parent)
     opening = codec.decode(lead) if lead else ""
     text = _text(codec, before, result)
@@ -167,8 +165,7 @@ def read_turn(
         new = _new_part(old_told, _with_object_calls(whole, parser, text, opening, tools))
     else:
         new = _new_part(old, whole)
-    digest, told_digest = message_digest(whole), message_digest(new)
-    return Response(result=result, message=whole, digest=digest, told_digest=told_digest, told=new), new
+    return Response(result=result, message=whole, digest=message_digest(whole), told=new), new
 
 
 def _with_object_calls(message: Message, parser: TurnParser, text: str, opening: str, tools: Tools) -> Message:
@@ -185,7 +182,7 @@ def _turn_so_far(node: Node | None) -> tuple[list[int], list[int]]:
     parts: list[Node] = []
     while node is not None and node.kind == "response":
         parts.append(node)
-        if node.parent is None or node.parent.before != node.before:
+        if not node.continues:
             break
         node = node.parent
     parts.reverse()

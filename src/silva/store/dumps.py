@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from silva.store.encode import to_json
 from silva.store.files import whole_file
 from silva.store.queries import Context, load_contexts
+from silva.store.stored import unpack_output
 from silva.types.errors import ConfigError
 from silva.types.rollout import Mode
 
@@ -50,13 +50,15 @@ def write_rollout_dump(
     path = dump_path(path_template, rollout_id)
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:
-        for line in _lines(conn, rollout_id, mode):
-            file.write(to_json(line).encode() + b"\n")
+        for row in session_rows(conn, rollout_id, mode):
+            for line in session_lines(conn, row, load_contexts(conn, row["session_id"])):
+                file.write(to_json(line).encode() + b"\n")
     return path
 
 
-def _lines(conn: sqlite3.Connection, rollout_id: int, mode: Mode | None) -> Iterator[dict[str, Any]]:
-    sessions = conn.execute(
+def session_rows(conn: sqlite3.Connection, rollout_id: int, mode: Mode | None = None) -> list[dict[str, Any]]:
+    """What the lines of each session of a rollout step begin with, group by group, slot by slot, try by try."""
+    rows = conn.execute(
         "SELECT g.rollout_id, g.prompt_id, p.dataset, p.epoch, p.row, p.position, p.state AS prompt_state, "
         "p.reason AS prompt_reason, g.group_id, g.attempt, g.n AS group_size, s.session_id, s.slot, "
         "s.try_index, s.mode, s.status, s.reason, s.error, s.reward AS session_reward, "
@@ -64,20 +66,24 @@ def _lines(conn: sqlite3.Connection, rollout_id: int, mode: Mode | None) -> Iter
         "FROM sessions s JOIN groups g USING (group_id) JOIN prompts p USING (prompt_id) "
         "WHERE g.rollout_id = ? AND (? IS NULL OR g.mode = ?) ORDER BY g.rowid, s.slot, s.try_index",
         (rollout_id, mode, mode),
-    ).fetchall()
-    for row in sessions:
-        session = {
-            **dict(row),
-            "session_metadata": json.loads(row["session_metadata"]),
-            **_row(conn, row["prompt_id"]),
-            **_output(conn, row["session_id"]),
-            **_work(conn, row["session_id"]),
-        }
-        contexts = load_contexts(conn, row["session_id"])
-        for context in contexts:
-            yield {**session, **_context(context)}
-        if not contexts:
-            yield {**session, **_NO_CONTEXT}
+    )
+    return [{**dict(row), "session_metadata": json.loads(row["session_metadata"])} for row in rows]
+
+
+def session_lines(
+    conn: sqlite3.Connection, row: dict[str, Any], contexts: Sequence[Context]
+) -> Iterator[dict[str, Any]]:
+    """The lines of one session: one a context, or one that holds none."""
+    session = {
+        **row,
+        **_row(conn, row["prompt_id"]),
+        **_output(conn, row["session_id"]),
+        **_work(conn, row["session_id"]),
+    }
+    for context in contexts:
+        yield {**session, **_context(context)}
+    if not contexts:
+        yield {**session, **_NO_CONTEXT}
 
 
 def _row(conn: sqlite3.Connection, prompt_id: str) -> dict[str, Any]:
@@ -88,11 +94,14 @@ def _row(conn: sqlite3.Connection, prompt_id: str) -> dict[str, Any]:
 
 
 def _output(conn: sqlite3.Connection, session_id: str) -> dict[str, Any]:
-    """What the agent wrote as its result."""
+    """What the agent wrote as its result; nothing where that is damaged."""
     (packed,) = conn.execute("SELECT output FROM sessions WHERE session_id = ?", (session_id,)).fetchone()
-    if packed is None:
+    try:
+        output = None if packed is None else unpack_output(packed)
+    except ValueError:
+        output = None
+    if output is None:
         return {"output": None, "output_len": None}
-    output = zlib.decompress(packed)
     text = output.decode(errors="backslashreplace") if len(output) <= MAX_OUTPUT else None
     return {"output": text, "output_len": len(output)}
 

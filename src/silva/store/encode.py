@@ -25,7 +25,7 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 
 
 def unpack_ids(blob: bytes) -> list[int]:
-    return _unpack("i", blob).tolist()
+    return unpack_array("i", blob).tolist()
 
 
 def pack_mask(mask: Sequence[int]) -> bytes:
@@ -44,7 +44,11 @@ def pack_floats(values: Iterable[float]) -> bytes:
 
 def unpack_floats(blob: bytes) -> list[float]:
     """The float32 values, each as the shortest decimal that stands for it (-0.1, not -0.10000000149)."""
-    exact = _unpack("f", blob)
+    return short_floats(unpack_array("f", blob))
+
+
+def short_floats(exact: Sequence[float]) -> list[float]:
+    """Values of float32, each as the shortest decimal that stands for it."""
     short = [float(f"{value:.7g}") for value in exact]
     for index, (value, rounded) in enumerate(zip(exact, array("f", short), strict=True)):
         if value != rounded:
@@ -52,7 +56,8 @@ def unpack_floats(blob: bytes) -> list[float]:
     return short
 
 
-def _unpack(code: str, blob: bytes) -> array[Any]:
+def unpack_array(code: str, blob: bytes) -> array[Any]:
+    """The packed int32 ("i") or float32 ("f") values as they are. ValueError where the blob holds a part of one."""
     values: array[Any] = array(code)
     values.frombytes(blob)
     return _little(values)

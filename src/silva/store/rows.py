@@ -41,7 +41,7 @@ def insert_session_rows(conn: sqlite3.Connection, record: SessionRecord, ended_s
     ).rowcount
     assert changed == 1, f"session {record.session_id} of group {record.group_id} is not running as {record.mode}"
     conn.executemany(
-        f"INSERT INTO nodes VALUES ({_marks(15)})", (_node_row(record.session_id, node) for node in record.nodes)
+        f"INSERT INTO nodes VALUES ({_marks(17)})", (_node_row(record.session_id, node) for node in record.nodes)
     )
     conn.executemany(
         f"INSERT INTO requests VALUES ({_marks(17)})",
@@ -151,6 +151,8 @@ def _node_row(session_id: str, node: NodeRecord) -> tuple[object, ...]:
         node.num_aborts,
         None if node.tools is None else to_column(node.tools),
         None if node.template_kwargs is None else to_column(node.template_kwargs),
+        None if node.told is None else to_column(node.told),
+        to_column(node.spellings) if node.spellings else None,
     )
 
 

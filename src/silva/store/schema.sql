@@ -108,6 +108,8 @@ CREATE TABLE nodes (
     num_aborts      INTEGER NOT NULL,
     tools           TEXT,                    -- JSON list
     template_kwargs TEXT,                    -- JSON object
+    told            TEXT,                    -- JSON message that the client got of a response, where it is another one
+    spellings       TEXT,                    -- JSON list: lossy echoes that its request made known; NULL: none
     PRIMARY KEY (session_id, node_id),
     FOREIGN KEY (session_id, parent_id) REFERENCES nodes (session_id, node_id)
 );

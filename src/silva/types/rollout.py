@@ -183,7 +183,13 @@ class AttemptRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRecord:
-    """One forest node as stored and shown. Token lists hold only what the node adds."""
+    """One forest node as stored and shown. Token lists hold only what the node adds.
+
+    `told` is what the client got of a response where that is another message than the one in `messages`. `spellings`
+    are the lossy echoes that its request made known: `key` (of the history as it was spelled), `node_id` (of the answer
+    that it stands for), `beyond` (where the answer was left out: the key that the message behind it leads to) and
+    `renames` (a client's ids of calls -> those that were given).
+    """
 
     node_id: int
     parent_id: int | None
@@ -199,6 +205,8 @@ class NodeRecord:
     num_aborts: int = 0
     tools: list[JsonObject] | None = None
     template_kwargs: JsonObject | None = None
+    told: JsonObject | None = None
+    spellings: list[JsonObject] = field(default_factory=list[JsonObject])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
