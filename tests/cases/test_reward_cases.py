@@ -149,6 +149,7 @@ give({"metadata": {"n": n, "slot": slot}, "reward": 7.0 if n < 3 else None})
     assert "judge.reward, asked again" in log
     metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert metrics["rollout/rewards_overwritten"] == 3
+    assert (metrics["rollout/num_slots"], metrics["rollout/num_failed"]) == (10, 2)
     assert metrics["reward/latency_s/max"] > 0
 
 

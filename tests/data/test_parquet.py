@@ -98,6 +98,13 @@ def test_broken_rows_are_named_and_can_be_left_out(tmp_path: Path) -> None:
     late = pa.array([{"at": 1}], type=pa.struct({"at": pa.timestamp("ns")}))
     with pytest.raises(DatasetError, match=r"row 1: 'metadata' holds a .* that has no JSON value"):
         load(write(tmp_path / "late.parquet", metadata=late))
+    far = pa.array([{"at": 1 << 60}], type=pa.struct({"at": pa.timestamp("us")}))
+    with pytest.raises(DatasetError, match=r"row 1: 'metadata' holds a .* that has no JSON value"):
+        load(write(tmp_path / "far.parquet", metadata=far))
+    twins = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["input", "input"])
+    pq.write_table(twins, tmp_path / "twins.parquet")
+    with pytest.raises(DatasetError, match="has two columns named 'input'"):
+        load(tmp_path / "twins.parquet")
     with pytest.raises(DatasetError, match=r"row 1: it has neither 'input' nor 'metadata'; its keys are \['other'\]"):
         load(write(tmp_path / "other.parquet", other=[1]))
 

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from silva.cli.build import load_prompts
+from silva.config.options import RunConfig
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, Row, load_dataset
 from silva.types.errors import DatasetError
@@ -46,6 +48,8 @@ BROKEN = [
     b'{"metadata": [1]}',
     b'{"input": "x", "metadata": {"v": NaN}}',
     b'{"input": "\xff"}',
+    b'{"input": "x", "label": 1e999}',
+    b'{"input": "x", "metadata": {"v": ' + b"[" * 64 + b"]" * 64 + b"}}",
     b"[" * 100_000,
 ]
 
@@ -57,6 +61,16 @@ def test_a_label_is_any_value_and_no_part_of_what_the_agent_gets(tmp_path: Path)
     assert [row.label for row in dataset.rows] == [[1, {"x": None}], False, None]
     assert {str(row.input.to_json()) for row in dataset.rows} == {"{'messages': [{'role': 'user', 'content': 'q'}]}"}
     assert [row.label for row in load(path).rows] == [None] * 3
+
+
+def test_a_label_key_that_no_row_has_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"input": "a", "answer": 0}\n{"input": "b"}\n')
+    for key in ("answer", "anwser"):
+        load_prompts(RunConfig(label_key=key), path)
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "no row has a value under 'anwser' (--label-key), so all labels are None"
+    ]
 
 
 def test_broken_rows_are_named_and_can_be_left_out(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from marked import marked
 from silva_command import eventually
 
+from silva.rollout import user_function
 from silva.rollout.user_function import UserCodeError, UserFunctionPool
 from silva.types.errors import ConfigError
 from silva.types.sample_view import OptionsView
@@ -64,6 +65,34 @@ def hangs(_, __):
 async def later(value, wait_s):
     await asyncio.sleep(wait_s)
     return value
+
+class Odd(str):
+    def __reduce__(self):
+        return os.system, ("touch opened",)
+
+class Shy(Exception):
+    @property
+    def __cause__(self):
+        raise RuntimeError("not for you")
+
+def hostile(how, _):
+    if how == "class":
+        return {Odd("key"): [Odd("text")]}
+    if how == "shy":
+        raise Shy
+    if how == "chatty":
+        print("x" * 4000, "the end")
+    if how == "patched":
+        import pickle
+        dumps = pickle.dumps
+        pickle.dumps = lambda *args, **more: dumps(Odd())
+    return how
+
+async def cancels_all(_, __):
+    await asyncio.sleep(0.05)
+    for task in asyncio.all_tasks():
+        task.cancel()
+    await asyncio.sleep(1)
 
 async def never(_, __):
     await asyncio.Event().wait()
@@ -163,6 +192,40 @@ async def test_a_crash_in_a_shared_worker_fails_only_the_call_that_made_it(folde
         results = await asyncio.gather(dies(0, 0), *(later(n, 0.2) for n in range(3)), return_exceptions=True)
         assert results[1:] == [0, 1, 2]
         assert isinstance(results[0], UserCodeError) and results[0].reason == "crashed"
+
+
+async def test_no_class_of_user_code_and_no_rubbish_reaches_the_trainer(folder: Path):
+    async with pool_in(folder) as pool:
+        hostile = await pool.check("rewards.hostile", "--x", ("args", "sample"))
+        found = await hostile("class", 0)
+        assert found == {"key": ["text"]} and {type(*found), type(found["key"][0])} == {str}
+        for how, reason, told in (
+            ("shy", "raised", "raised a Shy that cannot be shown"),
+            ("patched", "crashed", r"ended its process \(what it sent cannot be read\)"),
+        ):
+            with pytest.raises(UserCodeError, match=told) as caught:
+                await hostile(how, 0)
+            assert caught.value.reason == reason
+        assert await hostile("fine", 0) == "fine" and not (folder / "opened").exists()
+
+
+async def test_a_call_that_cancels_all_others_fails_alone(folder: Path):
+    async with pool_in(folder) as pool:
+        later = await pool.check("rewards.later", "--x", ("args", "sample"))
+        guilty = await pool.check("rewards.cancels_all", "--x", ("args", "sample"))
+        results = await asyncio.gather(guilty(0, 0), *(later(n, 0.1) for n in range(3)), return_exceptions=True)
+        assert results[1:] == [0, 1, 2]
+        assert isinstance(results[0], UserCodeError) and "CancelledError" in str(results[0])
+
+
+async def test_of_a_log_that_grows_the_end_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(user_function, "MAX_LOG_BYTES", 3000)
+    monkeypatch.setattr(user_function, "_LOG_TAIL_BYTES", 1000)
+    async with pool_in(folder) as pool:
+        await (await pool.check("rewards.hostile", "--x", ("args", "sample")))("chatty", 0)
+    text = (folder / "user_code.log").read_text()
+    assert text.startswith("... (silva cut what stood here: the log had 40") and text.endswith("x the end\n")
+    assert len(text) < 1100
 
 
 async def test_what_user_code_started_ends_with_its_worker_and_with_the_pool(folder: Path):

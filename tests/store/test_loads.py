@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from store_records import begin, exported, failed, forest, joined
 
+from silva.rollout.recorded import RecordedGroups
 from silva.store.dumps import write_rollout_dump
 from silva.store.ledger import RunLedger
 from silva.store.loads import read_rollout_dump
@@ -105,6 +107,43 @@ def test_a_wrong_field_is_named_with_its_file_line_and_value(
     with pytest.raises(DatasetError, match=part) as caught:
         read_rollout_dump(path)
     assert str(caught.value).startswith(f"{path}, line 2: ")
+
+
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({}, r"name is 'main'; this context of session train-g1-s0 stands in line 1 already"),
+    ({"name": "third", "slot": 1}, "slot is 1; in line 1, of the same session train-g1-s0, it is 0"),
+    ({"session_id": "new", "group_size": 3}, "group_size is 3; in line 1, of the same group train-g1, it is 2"),
+    ({"session_id": "new"}, r"session_id is 'new'; line 1 has train-g1-s0 as try 0 of slot 0"),
+    ({"session_id": "new", "slot": 2}, "slot is 2; group_size is 2"),
+    ({"group_id": "g2", "name": "third"}, "group_id is 'g2'; in line 1, of the same session"),
+    (
+        {"session_id": "new", "slot": 1, "try_index": 2, "status": "done"},
+        "status is 'done'; it must be one of",
+    ),
+    (
+        {"session_id": "new", "group_id": "new", "prompt_state": "ok"},
+        "prompt_state is 'ok'; it must be one of",
+    ),
+    ({"name": "third", "metadata": {"x": [math.nan]}}, "metadata is .*; its numbers must be finite"),
+]
+
+
+@pytest.mark.parametrize(("changes", "part"), CONTRADICTIONS)
+def test_a_line_that_contradicts_an_earlier_one_is_refused(
+    recorded: tuple[Path, list[TrainingSample]], changes: dict[str, Any], part: str
+) -> None:
+    path, _ = recorded
+    lines = path.read_text().splitlines()
+    path.write_text("\n\n".join([*lines, json.dumps(json.loads(lines[0]) | changes)]))
+    with pytest.raises(DatasetError, match=rf"line {2 * len(lines) + 1}: {part}"):
+        read_rollout_dump(path)
+
+
+async def test_half_a_group_is_not_trained(recorded: tuple[Path, list[TrainingSample]]) -> None:
+    path, _ = recorded
+    path.write_text("".join(line for line in path.open() if json.loads(line)["slot"] == 0))
+    with pytest.raises(DatasetError, match="lines of 1 of the 2 slots of group train-g1: the file is not whole"):
+        await RecordedGroups(f"{path.parent}/{{rollout_id}}.jsonl", num_rollout=1).collect(0)
 
 
 def test_what_is_no_dump_is_refused(recorded: tuple[Path, list[TrainingSample]]) -> None:

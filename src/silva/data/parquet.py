@@ -32,6 +32,10 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     number = 0
     try:
         with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise DatasetError(f"dataset {path} has two columns named {twice!r}; keep one")
             for batch in file.iter_batches(batch_size=_BATCH_ROWS):
                 columns = dict(zip(batch.schema.names, batch.columns, strict=True))
                 for index in range(batch.num_rows):
@@ -52,11 +56,8 @@ class _Row(Mapping[str, Any]):
         cell = self._columns[name][self._index]
         try:
             value = cell.as_py(maps_as_pydicts="strict")
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-        ) as error:  # nanoseconds that Python's clock types cannot hold; map keys
+        # times that Python's clock types cannot hold; map keys
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise ValueError(f"{name!r} holds a {cell.type} that has no JSON value: {error}") from error
         return json_value(value, name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from silva.types.messages import JsonObject
 from silva.types.rollout import SessionInput
 
 MAX_SHOWN_ERRORS = 10
+MAX_DEPTH = 64
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -95,7 +97,7 @@ def _read_object(line: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(line, Mapping):
         return line
     try:
-        row = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        row = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant, parse_float=_finite)
     except UnicodeDecodeError as error:
         raise ValueError(f"not valid UTF-8 (byte {error.start})") from error
     except json.JSONDecodeError as error:
@@ -104,7 +106,23 @@ def _read_object(line: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
         raise ValueError("nested too deeply") from error
     if not isinstance(row, dict):
         raise ValueError(f"a row must be a JSON object, this is {type(row).__name__}")
+    _check_depth(row)
     return row
+
+
+def _check_depth(row: JsonObject) -> None:
+    """What is handed between processes has to be as shallow as their tools: ValueError for anything deeper."""
+    layer: list[Any] = [row]
+    for _ in range(MAX_DEPTH):
+        layer = [
+            item
+            for value in layer
+            for item in (value.values() if isinstance(value, dict) else value)
+            if isinstance(item, dict | list)
+        ]
+        if not layer:
+            return
+    raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
 
 
 def _read_input(row: Mapping[str, Any], input_key: str, metadata_key: str) -> SessionInput:
@@ -115,6 +133,13 @@ def _read_input(row: Mapping[str, Any], input_key: str, metadata_key: str) -> Se
     if messages is None and metadata is None:
         raise ValueError(f"it has neither {input_key!r} nor {metadata_key!r}; its keys are {sorted(row)[:8]}")
     return SessionInput(messages=messages, metadata=metadata)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text} is too large for a number")
+    return number
 
 
 def _refuse_constant(text: str) -> Any:

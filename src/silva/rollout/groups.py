@@ -223,10 +223,10 @@ class GroupRunner:
 
     async def _close(self, group: _Group, results: list[Samples | SlotFailure]) -> GroupResult:
         """Judge what waits for the whole group, then credit what is left of it."""
-        samples: Samples = ()
+        samples = _exported(results)
         try:
             results = await self._judge_held(group, results)
-            samples = tuple(sample for result in results if not isinstance(result, SlotFailure) for sample in result)
+            samples = _exported(results)
             self._check_size(group, results)
             if self._credit is not None and group.settings.mode == "train":
                 samples = await self._credit.assign(samples)
@@ -393,6 +393,10 @@ def _judged(settings: GroupSettings, verdict: Samples | SessionFailure) -> Outco
     if isinstance(verdict, SessionFailure):
         return Outcome.failed(verdict, retry=False)
     return Outcome.exported(verdict)
+
+
+def _exported(results: Iterable[Samples | SlotFailure]) -> Samples:
+    return tuple(sample for result in results if not isinstance(result, SlotFailure) for sample in result)
 
 
 def _session_of(result: Samples | SlotFailure) -> str:

@@ -63,6 +63,11 @@ class RecordedGroups:
             state = "filtered" if group.prompt_state == "filtered" else "dropped"
             end = GroupEnd(group.prompt_reason or group.prompt_state, "it did not count", state=state)
         else:
+            if len(slots) < group.size:
+                raise DatasetError(
+                    f"{path} holds lines of {len(slots)} of the {group.size} slots of group {group.group_id}: the file "
+                    "is not whole, and half a group would be credited otherwise than it was"
+                )
             self._check(path, samples)
             try:
                 samples = samples if self._credit is None else await self._credit.assign(samples)

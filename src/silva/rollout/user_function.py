@@ -8,6 +8,7 @@ time: the bounds here are wall seconds, not the injected clock's.
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import logging
 import os
@@ -41,6 +42,10 @@ _LOAD_LIMIT_S = 120.0
 _END_LIMIT_S = 15.0
 """How long the end of a killed process may take before it is given up."""
 _DRAIN_S = 1.0
+MAX_LOG_BYTES = 64 << 20
+"""What user code may leave in its log; of more, the last `_LOG_TAIL_BYTES` are kept."""
+_LOG_TAIL_BYTES = 1 << 20
+_LOG_LOOK_S = 1.0
 
 
 class UserCodeError(SilvaError):
@@ -56,7 +61,7 @@ class _Answer:
     """How a call ended: `value`, `error` and `cancelled` come from the worker, the others are seen from here.
 
     `late` and `unloaded`: its time, or that of its import, is over. `crashed`: its worker ended by itself. `disturbed`:
-    its worker was killed for the fault of some call.
+    its worker was killed for the fault of some call. `cancelled`: it was, from here or by user code of whatever call.
     """
 
     kind: Literal["value", "error", "cancelled", "late", "unloaded", "crashed", "disturbed"]
@@ -73,6 +78,10 @@ class _Call:
         self.started: asyncio.Future[None] = loop.create_future()
         self.done: asyncio.Future[_Answer] = loop.create_future()
 
+    def begin(self) -> None:
+        if not self.started.done():
+            self.started.set_result(None)
+
     def end(self, answer: _Answer) -> None:
         if not self.done.done():
             self.done.set_result(answer)
@@ -80,7 +89,9 @@ class _Call:
 
 @dataclass(kw_only=True, eq=False)
 class _Worker:
-    """One worker process and the calls that are in it. `condemned`: it was killed from here."""
+    """One worker process and the calls that are in it. `condemned`: it was killed from here. `rubbish`: user code
+    wrote into its link, or changed how it writes.
+    """
 
     process: subprocess.Popen[bytes]
     reader: asyncio.StreamReader
@@ -89,6 +100,7 @@ class _Worker:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     condemned: bool = False
     reaped: bool = False
+    rubbish: bool = False
 
     @property
     def usable(self) -> bool:
@@ -184,13 +196,16 @@ class UserFunctionPool:
     async def run(self, function: UserFunction, args: tuple[object, ...]) -> Any:
         """One call; see UserFunction."""
         path = function.path
-        # Long samples take a moment: not on the loop.
-        request = ("call", path, await asyncio.to_thread(pickle.dumps, args, 5))
+        try:
+            packed = await asyncio.to_thread(pickle.dumps, args, 5)  # long samples take a moment: not on the loop
+        except RecursionError as error:
+            raise UserCodeError("raised", f"{path} cannot be given what is nested so deeply") from error
+        request = ("call", path, packed)
         if not function.is_async:
             return await self._alone(request)
         async with self._shared_slots:
             answer = await self._run_shared(request)
-            if answer.kind in ("crashed", "disturbed"):
+            if answer.kind in ("crashed", "disturbed", "cancelled"):
                 return await self._alone(request)
         return self._value(path, answer)
 
@@ -356,11 +371,17 @@ class UserFunctionPool:
         """Take the worker's frames until it ends, then settle what it left."""
         reading = asyncio.create_task(self._read(worker))
         loop, pid_fd = asyncio.get_running_loop(), _pid_fd(worker.process.pid)
+        gone = asyncio.Event()
         if pid_fd is not None:
             # Its socket may live on in a child that user code forked: the end of the process is what counts.
-            loop.add_reader(pid_fd, worker.ended.set)
-        await worker.ended.wait()
+            loop.add_reader(pid_fd, lambda: (gone.set(), worker.ended.set()))
+        while not await _set_within(worker.ended, _LOG_LOOK_S):
+            _cut_log(self._log_path)
         if pid_fd is not None:
+            if not worker.rubbish:
+                await _set_within(
+                    gone, _DRAIN_S
+                )  # a link that ended tells of a process that ends: how, it tells itself
             loop.remove_reader(pid_fd)
             os.close(pid_fd)
         worker.kill_group()
@@ -369,31 +390,76 @@ class UserFunctionPool:
         code = await asyncio.to_thread(worker.process.wait)
         worker.reaped = True
         worker.writer.close()
+        how = "(what it sent cannot be read)" if worker.rubbish else _end_in_words(code)
         for call in worker.calls.values():
-            call.end(_Answer("crashed", _end_in_words(code)))
+            call.end(_Answer("crashed", how))
         if worker in self._idle:
             self._idle.remove(worker)
         self._watches = {task: other for task, other in self._watches.items() if other is not worker}
+        _cut_log(self._log_path)
 
     async def _read(self, worker: _Worker) -> None:
         try:
             while True:
                 size = int.from_bytes(await worker.reader.readexactly(HEADER_BYTES), "big")
-                if size > MAX_RESULT_BYTES:
+                frame = None if size > MAX_RESULT_BYTES else _frame(await worker.reader.readexactly(size))
+                if frame is None:
+                    worker.rubbish = True
                     break
-                kind, number, *rest = pickle.loads(await worker.reader.readexactly(size))
+                kind, number, value = frame
                 call = worker.calls.get(number)
                 if call is None:
                     continue
                 if kind == "started":
-                    call.started.set_result(None)
+                    call.begin()
                     continue
-                call.end(_Answer(kind, *rest))
+                call.end(_Answer(kind, value))
                 del worker.calls[number]
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             worker.ended.set()
+
+
+class _Values(pickle.Unpickler):
+    """Plain values alone: no class or function is looked up, whatever a worker sends."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        raise pickle.UnpicklingError(f"{module_name}.{global_name} is no plain value")
+
+
+def _frame(body: bytes) -> tuple[Any, int, Any] | None:
+    """What a worker sent: kind, number of the call, value; None for what no worker sends by itself."""
+    try:
+        kind, number, *rest = _Values(io.BytesIO(body)).load()
+    except Exception:  # noqa: BLE001  rubbish makes pickle raise anything
+        return None
+    known = kind in ("started", "value", "error", "cancelled") and isinstance(number, int) and len(rest) <= 1
+    return (kind, number, rest[0] if rest else None) if known else None
+
+
+async def _set_within(event: asyncio.Event, limit_s: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), limit_s)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _cut_log(path: Path) -> None:
+    """Keep the end of a log that has become too long. Its writers append, so they go on after it."""
+    try:
+        size = path.stat().st_size
+        if size <= MAX_LOG_BYTES:
+            return
+        with path.open("rb") as file:
+            file.seek(size - _LOG_TAIL_BYTES)
+            tail = file.read(_LOG_TAIL_BYTES)
+        os.truncate(path, 0)
+        with path.open("ab") as file:
+            file.write(b"... (silva cut what stood here: the log had %d bytes)\n" % size + tail)
+    except OSError as error:
+        log.warning("%s grows, and cannot be cut: %s", path, error.strerror or error)
 
 
 _ROOT = str(Path(silva.__file__ or "").resolve().parent.parent)

@@ -146,8 +146,12 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 def plain(value: object) -> object:
     """`value` as numbers, texts, lists and dicts. Raises Unusable for what has no such form."""
-    if value is None or isinstance(value, bool | str | bytes):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return str.__str__(value)  # not of a class of its own, as a member of a StrEnum is
+    if isinstance(value, bytes):
+        return bytes(memoryview(value))
     if isinstance(value, int):
         return int(value)
     if isinstance(value, Real):
@@ -193,11 +197,15 @@ def failed(error: BaseException) -> str:
     """What is told of a call that ended with `error`; the whole traceback goes to the log."""
     if isinstance(error, Unusable):
         return str(error)
-    with contextlib.suppress(OSError, ValueError):
+    ends = isinstance(error, SystemExit | KeyboardInterrupt)
+    try:
+        text = describe(error)
         traceback.print_exception(error, file=sys.stderr)
-    if isinstance(error, SystemExit | KeyboardInterrupt):
-        return f"tried to end its process: {describe(error)}"
-    return f"raised {describe(error)}"
+    except (OSError, ValueError):
+        text = describe(error)  # only the log cannot be written
+    except Exception:  # noqa: BLE001  it is an object of the user, whose attributes may raise anything
+        text = f"a {type(error).__name__} that cannot be shown"
+    return f"tried to end its process: {text}" if ends else f"raised {text}"
 
 
 def serve_single(link: Link, functions: Functions) -> None:
@@ -219,17 +227,26 @@ def serve_single(link: Link, functions: Functions) -> None:
 def _call(link: Link, number: int, function: Callable[..., Any], arguments: bytes) -> object:
     args = pickle.loads(arguments)
     link.send("started", number)
-    if not is_async(function):
-        return plain(function(*args))
-    import asyncio
+    try:
+        if not is_async(function):
+            value = function(*args)
+        else:
+            import asyncio
 
-    return plain(asyncio.run(function(*args)))
+            value = asyncio.run(function(*args))
+    finally:
+        _stop_timers()
+    return plain(value)
+
+
+def _stop_timers() -> None:
+    for timer in _TIMERS:
+        signal.setitimer(timer, 0)
 
 
 def _tidy(functions: Functions) -> None:
     """Nothing of a call may reach into the next one: no timer that still runs, no other folder."""
-    for timer in _TIMERS:
-        signal.setitimer(timer, 0)
+    _stop_timers()
     with contextlib.suppress(OSError):
         os.chdir(functions._folder)
     _flush()
@@ -257,7 +274,7 @@ def serve_shared(link: Link, functions: Functions) -> None:
             link.send("started", number)
             link.send("value", number, plain(await function(*args)))
         except BaseException as error:  # noqa: BLE001  user code may raise anything, and only its call may fail
-            if number in cancelled:
+            if number in cancelled or isinstance(error, asyncio.CancelledError):  # also by another call
                 link.send("cancelled", number)
             else:
                 link.send("error", number, failed(error))
@@ -266,9 +283,16 @@ def serve_shared(link: Link, functions: Functions) -> None:
             del running[number]
             _flush()
 
+    def never_began(number: int) -> None:
+        """A task that is cancelled before its first step runs nothing of itself."""
+        if running.pop(number, None) is not None:
+            link.send("cancelled", number)
+
     def take(frame: tuple[Any, ...]) -> None:
         if frame[0] == "call":
-            running[frame[1]] = loop.create_task(one(*frame[1:]))
+            number = frame[1]
+            running[number] = loop.create_task(one(*frame[1:]))
+            running[number].add_done_callback(lambda _: never_began(number))
         elif frame[1] in running:
             cancelled.add(frame[1])
             running[frame[1]].cancel()

@@ -8,13 +8,17 @@ import reprlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from silva.data.prompts import Prompt
 from silva.types.errors import DatasetError
 from silva.types.generation import VersionSpan
 from silva.types.messages import JsonObject
-from silva.types.rollout import Mode, ResponseSpan, SessionInput, TrainingSample
+from silva.types.rollout import Mode, PromptState, ResponseSpan, SessionInput, SessionStatus, TrainingSample
+
+_OF_GROUP = ("prompt_id", "dataset", "epoch", "row", "position", "attempt", "group_size", "prompt_state")
+_OF_SESSION = ("group_id", "slot", "try_index", "status")
+"""What all lines of a group, and of a session, have in common."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,9 +44,10 @@ class RecordedSession:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedGroup:
-    """One recorded try at a prompt, and what became of the prompt in the end."""
+    """One recorded try at a prompt, of `size` slots, and what became of the prompt in the end."""
 
     group_id: str
+    size: int
     prompt: Prompt
     mode: Mode
     attempt: int
@@ -61,13 +66,15 @@ class RecordedGroup:
 def read_rollout_dump(path: Path, *, mode: Mode = "train") -> list[RecordedGroup]:
     """The groups of one mode, in the order in which their prompts were issued; of each prompt the last try alone.
 
-    Raises DatasetError for a file that cannot be read and for the first line that is not as `write_rollout_dump`
-    writes it.
+    Raises DatasetError for a file that cannot be read, for the first line that is not as `write_rollout_dump` writes it
+    and for the first that contradicts an earlier one.
     """
     groups: dict[str, RecordedGroup] = {}
+    seen = _Seen()
     for line in _lines(path):
         if line.text("mode") != mode:
             continue
+        seen.check(line)
         group = groups.setdefault(line.text("group_id"), _group(line, mode))
         session_id = line.text("session_id")
         session = group.sessions.setdefault(session_id, _session(line, session_id))
@@ -83,6 +90,7 @@ class _Line:
     """One JSON object, whose fields are read with their type checked."""
 
     def __init__(self, path: Path, number: int, document: JsonObject):
+        self.number = number
         self.where = f"{path}, line {number}"
         self._document = document
 
@@ -156,6 +164,37 @@ class _Line:
         return values
 
 
+class _Seen:
+    """The lines so far, by what they speak of: each place is filled once, and what belongs together agrees."""
+
+    def __init__(self) -> None:
+        self._fields: dict[str, tuple[int, list[Any]]] = {}
+        self._places: dict[tuple[str, int, int], tuple[int, str]] = {}
+        self._contexts: dict[tuple[str, str | None], int] = {}
+
+    def check(self, line: _Line) -> None:
+        """Raise DatasetError where the line contradicts an earlier one."""
+        group, session = line.text("group_id"), line.text("session_id")
+        self._agrees(line, f"session {session}", _OF_SESSION)
+        self._agrees(line, f"group {group}", _OF_GROUP)
+        size, slot, try_index = line.whole("group_size"), line.whole("slot"), line.whole("try_index")
+        if slot >= size:
+            raise line.wrong("slot", f"group_size is {size}")
+        number, holder = self._places.setdefault((group, slot, try_index), (line.number, session))
+        if holder != session:
+            raise line.wrong("session_id", f"line {number} has {holder} as try {try_index} of slot {slot} of the group")
+        number = self._contexts.setdefault((session, line.text_or_none("name")), line.number)
+        if number != line.number:
+            raise line.wrong("name", f"this context of session {session} stands in line {number} already")
+
+    def _agrees(self, line: _Line, what: str, names: tuple[str, ...]) -> None:
+        found = [line.any(name) for name in names]
+        number, first = self._fields.setdefault(what, (line.number, found))
+        for name, value, expected in zip(names, found, first, strict=True):
+            if value != expected:
+                raise line.wrong(name, f"in line {number}, of the same {what}, it is {expected!r}")
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
@@ -174,11 +213,28 @@ def _is_number(value: Any) -> bool:
     return _is_int(value) and abs(value) < 1 << 1000
 
 
+def _word(line: _Line, name: str, words: tuple[str, ...]) -> str:
+    word = line.text(name)
+    if word not in words:
+        raise line.wrong(name, f"it must be one of {', '.join(words)}")
+    return word
+
+
+def _metadata(line: _Line) -> JsonObject:
+    value = line.object("metadata")
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise line.wrong("metadata", "its numbers must be finite") from None
+    return value
+
+
 def _lines(path: Path) -> Iterator[_Line]:
     try:
         with path.open("rb") as file:
             for number, text in enumerate(file, start=1):
-                yield _Line(path, number, _document(path, number, text))
+                if text.strip():
+                    yield _Line(path, number, _document(path, number, text))
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
 
@@ -200,6 +256,7 @@ def _group(line: _Line, mode: Mode) -> RecordedGroup:
         metadata = {}
     return RecordedGroup(
         group_id=line.text("group_id"),
+        size=line.whole("group_size"),
         prompt=Prompt(
             prompt_id=line.text("prompt_id"),
             dataset=line.text("dataset"),
@@ -211,7 +268,7 @@ def _group(line: _Line, mode: Mode) -> RecordedGroup:
         ),
         mode=mode,
         attempt=line.whole("attempt"),
-        prompt_state=line.text("prompt_state"),
+        prompt_state=_word(line, "prompt_state", get_args(PromptState)),
         prompt_reason=line.text_or_none("prompt_reason"),
     )
 
@@ -221,7 +278,7 @@ def _session(line: _Line, session_id: str) -> RecordedSession:
         session_id=session_id,
         slot=line.whole("slot"),
         try_index=line.whole("try_index"),
-        status=line.text("status"),
+        status=_word(line, "status", get_args(SessionStatus)),
         reason=line.text_or_none("reason"),
         error=line.text_or_none("error"),
     )
@@ -241,7 +298,7 @@ def _sample(line: _Line) -> TrainingSample:
         "reward": line.number_or_none("reward"),
         "helpers": line.numbers_by_name("helpers"),
         "truncated": line.flag("truncated"),
-        "metadata": line.object("metadata"),
+        "metadata": _metadata(line),
         "images": tuple(line.texts("images")),
     }
     spans, responses = line.triples("weight_spans"), line.triples("responses")

@@ -256,9 +256,10 @@ def _mean_metrics(results: list[StepResult]) -> dict[str, float]:
 def _step_line(rollout_id: int, values: dict[str, float], results: list[StepResult]) -> str:
     skipped = [result.reason for result in results if result.reason is not None]
     note = f"  skipped: {', '.join(skipped)}" if skipped else ""
-    loss = f"  loss {values.get('train/loss', float('nan')):.4f}" if results else ""
+    loss = f"  loss {values['train/loss']:.4f}" if "train/loss" in values else ""
     train = f"  train {values['perf/train_s']:.1f} s" if results else ""
+    reward = f"{values['rollout/raw_reward']:.3f}" if "rollout/raw_reward" in values else "none"
     return (
-        f"step {rollout_id}: reward {values.get('rollout/raw_reward', float('nan')):.3f}{loss}  "
+        f"step {rollout_id}: reward {reward}{loss}  "
         f"sessions {values['rollout/num_sessions']:.0f}  rollout {values['perf/rollout_s']:.1f} s{train}{note}"
     )
