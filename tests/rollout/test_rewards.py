@@ -109,11 +109,11 @@ async def test_without_a_function_a_reward_is_needed_unless_credit_comes_from_el
 async def test_a_missing_reward_is_told_by_what_the_agent_wrote_instead():
     record = b'{"name": "a", "messages": [1], "reward": null}\n'
     for output, told in (
-        (None, "the agent wrote no output; let the agent write"),
-        (b' {"score": 1, "metadata": {}}', r"holds no reward \(it holds 'score'\); let the agent write"),
-        (b'{"reward": null}', "the output of the agent holds no reward; let"),
-        (record, r"none of the 1 records of the agent \('a'\) holds a reward; give one of them \"reward\": NUMBER"),
-        (record * 3000, r"none of the 1 records of the agent \('a'\)"),  # too long to be read once more
+        (None, r"the agent wrote no output, and no reward function .*; let the agent write"),
+        (b' {"score": 1, "metadata": {}}', r"holds no reward \(it holds 'score'\), and no reward"),
+        (b'{"reward": null}', "the output of the agent holds no reward, and"),
+        (record, r"no record of the agent \('a'\) holds a reward, .*; let the agent write \"reward\": NUMBER into one"),
+        (record * 3000, r"no record of the agent \('a'\)"),  # too long to be read once more
     ):
         with pytest.raises(SessionFailure, match=told) as caught:
             await stage(None).judge_session(session(output=output), (sample("a"),))

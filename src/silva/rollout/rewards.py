@@ -28,9 +28,9 @@ log = logging.getLogger("silva.rollout")
 Samples = tuple[TrainingSample, ...]
 
 RM_PARAMS = ("args", "sample")
+GROUP_RM_PARAMS = ("args", "samples")
 _MAX_READ_AGAIN = 1 << 16
 """Bytes of an output that an error may take the time to read once more."""
-GROUP_RM_PARAMS = ("args", "samples")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,21 +191,20 @@ class Rewards:
         if not self._settings.needed or any(sample.reward is not None for sample in samples):
             return
         lacks = f"{self._path} gave it none" if self._path else "no reward function is configured (--custom-rm-path)"
-        raise SessionFailure("reward_missing", f"{_without_reward(session, samples)}, and {lacks}")
+        what, remedy = _without_reward(session, samples)
+        raise SessionFailure("reward_missing", f"{what}, and {lacks}; {remedy}, or a reward function give one")
 
 
-def _without_reward(session: Session, samples: Sequence[TrainingSample]) -> str:
+def _without_reward(session: Session, samples: Sequence[TrainingSample]) -> tuple[str, str]:
     """What the agent wrote instead of a reward, and what it could have written."""
     output = session.output or b""
     document = parse_output(output) if len(output) <= _MAX_READ_AGAIN else OutputDocument()
     if document.records or b'"messages"' in output:
         names = ", ".join(repr(sample.name) for sample in samples[:4]) + (", ..." if len(samples) > 4 else "")
-        return (
-            f"none of the {len(samples)} records of the agent ({names}) holds a reward; give one of them "
-            '"reward": NUMBER, beside its name and messages'
-        )
+        what = f"no record of the agent ({names}) holds a reward"
+        return what, 'let the agent write "reward": NUMBER into one of them, beside its name and messages'
     remedy = 'let the agent write {"reward": NUMBER} to RELAX_OUTPUT_JSON'
     if not output.strip():
-        return f"the agent wrote no output; {remedy}"
+        return "the agent wrote no output", remedy
     others = f" (it holds {', '.join(map(start_of, document.ignored[:8]))})" if document.ignored else ""
-    return f"the output of the agent holds no reward{others}; {remedy}"
+    return f"the output of the agent holds no reward{others}", remedy
