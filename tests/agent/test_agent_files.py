@@ -190,7 +190,7 @@ RECORD = '{"name": "a", "messages": [1]}'
             f'{RECORD}\n{{"name": "b", "reward": 1}}',
             "record 'b' (line 2 of the output file) cannot be used: messages is",
         ),
-        (f'{{"reward": 1}}\n{RECORD}', "the record in line 1 of the output file cannot be used: name is missing"),
+        (f'{{"reward": 1}}\n{RECORD}', "the record in line 1 of the output file cannot be used: messages is missing"),
         ('{"name": "a", "messages": [NaN]}', "it holds what no request can bring"),
     ],
 )

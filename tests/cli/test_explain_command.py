@@ -59,7 +59,8 @@ def test_explain_names_node_field_and_values(tmp_path: Path, chatml_dir: Path, m
     assert "first difference at /messages/1/content\n" in done.stdout
     assert "\x1b" not in done.stdout
     assert ("outer blanks of a text were lost" in done.stdout) == (mode == "lenient")
-    assert (f"request {second['request_id']}" in done.stdout) == (mode == "exact")
+    assert (f"\nrequest {second['request_id']}" in done.stdout) == (mode == "exact")
+    assert "failed (not_linear)  3 requests\nerror\n    the session's history is not linear" in done.stdout
     noisy = run_silva("explain", "run", "noisy", cwd=tmp_path)
     assert noisy.returncode == 0 and "the history has 2 roots" in noisy.stdout
     if mode == "lenient":

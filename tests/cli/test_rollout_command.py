@@ -117,6 +117,14 @@ def test_hostile_agents_are_all_accounted_for(tmp_path: Path, chatml_dir: Path) 
         12: "no_response",
     }
     assert document["counts"]["prompts"] == {"delivered": {"none": 3}, "dropped": {"all_sessions_failed": 10}}
+    assert (
+        "step 0: 10 of 13 sessions failed (agent_exit 3, no_response 2, not_linear 1, output_invalid 1," in done.stderr
+    )
+    text = run_silva("show", "run", cwd=tmp_path).stdout
+    for reason in set(reasons.values()) - {"exported"}:
+        first = next(item["session_id"] for item in document["sessions"] if item["reason"] == reason)
+        assert f"\nthe first {reason}: session {first}\n    " in text
+    assert "    the output file cannot be used: it is not valid JSON at line 1 column 12" in text
     assert "last words" in done.stderr and "HTTP Error 400" in done.stderr
     assert "swallowed my own crash" in done.stderr and "it sent no request under its key" in done.stderr
     assert "the agent ended with exit status 1; its last model request ended with 400 context_length" in done.stderr
@@ -149,7 +157,10 @@ def test_failures_in_a_row_stop_the_run(tmp_path: Path, chatml_dir: Path) -> Non
     done = rollout(
         tmp_path, chatml_dir, "raise SystemExit(7)", "--agent-max-failures", 3, "--agentic-concurrency", 1, rows=20
     )
-    assert done.returncode == 1 and "3 sessions failed in a row" in done.stderr
+    assert done.returncode == 1 and "3 sessions failed in a row (--agent-max-failures 3)\n" in done.stderr
+    told = done.stderr[done.stderr.index("silva rollout: error:") :]
+    assert "Failed sessions since the last good one, by reason: agent_exit 3\nThe first: session g0-train-0-" in told
+    assert f"Look closer with: silva show {tmp_path / 'run'} g0-train-0-" in told
     counts = show(tmp_path / "run")["counts"]
     assert counts["sessions"] == {"failed": {"agent_exit": 3}}
     assert counts["prompts"] == {"dropped": {"all_sessions_failed": 2}, "pending": {"none": 1}}

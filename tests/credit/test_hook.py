@@ -136,6 +136,9 @@ async def test_none_filters_the_group_and_an_error_of_the_function_drops_it() ->
     with pytest.raises(GroupEnd) as caught:
         await CustomAdvantage(none, failed=_GaveNothing).assign(group())
     assert (caught.value.reason, caught.value.state) == ("custom_advantage_none", "filtered")
+    with pytest.raises(GroupEnd, match=r"^my\.credit: the custom advantage function returned None") as caught:
+        await CustomAdvantage(none, failed=_GaveNothing, path="my.credit").assign(group())
+    assert (caught.value.reason, caught.value.state) == ("custom_advantage_none", "filtered")
     with pytest.raises(GroupEnd, match=r"my\.credit raised KeyError") as caught:
         await CustomAdvantage(fails, failed=_GaveNothing).assign(group())
     assert (caught.value.reason, caught.value.state) == ("custom_advantage_failed", "dropped")

@@ -61,6 +61,10 @@ def test_a_label_is_any_value_and_no_part_of_what_the_agent_gets(tmp_path: Path)
     assert [row.label for row in dataset.rows] == [[1, {"x": None}], False, None]
     assert {str(row.input.to_json()) for row in dataset.rows} == {"{'messages': [{'role': 'user', 'content': 'q'}]}"}
     assert [row.label for row in load(path).rows] == [None] * 3
+    asked = {
+        key: load_dataset(path, input_key="input", metadata_key="metadata", label_key=key) for key in ("answer", "x")
+    }
+    assert [found.keys_without_label for found in asked.values()] == [(), ("input", "answer")]
 
 
 def test_a_label_key_that_no_row_has_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -54,7 +54,7 @@ def ids(records: Sequence[ExportRecord]) -> list[int]:
     return [record.node_id for record in records]
 
 
-async def test_every_committed_state_can_be_exported_and_only_those(codec: TurnCodec):
+async def test_every_committed_state_can_be_exported_and_only_those(codec: TurnCodec, caplog: pytest.LogCaptureFixture):
     async with serving(codec, SCRIPT) as serve:
         history = await talk(serve, "s")
         first, second = serve.responses("s")
@@ -63,6 +63,8 @@ async def test_every_committed_state_can_be_exported_and_only_those(codec: TurnC
         found = export(serve, "s", *records)
         assert ids(found) == [first.node_id, second.parent.node_id, second.node_id]
         assert [record.name for record in found] == ["r3", "r4", "r5"]
+        ends = [f"record 'r4' (line 2 of the output file) ends with a request (observation {second.parent.node_id})"]
+        assert [text for text in caplog.messages if ends[0] in text and "append that answer" in text]
 
         text = refused(serve, "s", {"messages": history[:2], "tools": TOOLS})
         assert "it ends with messages[1], before any answer of the model (observation 1 (request " in text

@@ -55,11 +55,13 @@ def sample(name: str, reward: float | None = None) -> TrainingSample:
     )
 
 
-def session(mode: str = "train"):
+def session(mode: str = "train", output: bytes | None = None):
     """What the stage reads of a session: a conversation without messages."""
     node = SimpleNamespace(path=list)
     forest = SimpleNamespace(nodes=[node])
-    return SimpleNamespace(session_id="s", group_id="g", mode=mode, label=None, input=None, forest=forest)
+    return SimpleNamespace(
+        session_id="s", group_id="g", mode=mode, label=None, input=None, forest=forest, output=output
+    )
 
 
 def settings(**more) -> RewardSettings:
@@ -102,6 +104,20 @@ async def test_without_a_function_a_reward_is_needed_unless_credit_comes_from_el
         await stage(None).judge_session(session(), given[:1])
     assert caught.value.reason == "reward_missing"
     assert await stage(None, needed=False).judge_session(session(), given[:1]) == given[:1]
+
+
+async def test_a_missing_reward_is_told_by_what_the_agent_wrote_instead():
+    record = b'{"name": "a", "messages": [1], "reward": null}\n'
+    for output, told in (
+        (None, r"the agent wrote no output, and no reward function .*; let the agent write"),
+        (b' {"score": 1, "metadata": {}}', r"holds no reward \(it holds 'score'\), and no reward"),
+        (b'{"reward": null}', "the output of the agent holds no reward, and"),
+        (record, r"no record of the agent \('a'\) holds a reward, .*; let the agent write \"reward\": NUMBER into one"),
+        (record * 3000, r"no record of the agent \('a'\)"),  # too long to be read once more
+    ):
+        with pytest.raises(SessionFailure, match=told) as caught:
+            await stage(None).judge_session(session(output=output), (sample("a"),))
+        assert caught.value.reason == "reward_missing"
 
 
 async def test_a_failed_judge_is_asked_again_and_then_the_policy_applies(pool: UserFunctionPool):

@@ -111,6 +111,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "rewards.py").write_text(CODE)
     (tmp_path / "broken.py").write_text("import math\n\nmath.no_such_thing()\n")
     (tmp_path / "needs.py").write_text("import not_installed_anywhere\n")
+    (tmp_path / "wrong.py").write_text("def f(:\n")
     return tmp_path
 
 
@@ -160,7 +161,8 @@ async def test_check_says_what_is_wrong_with_a_path(folder: Path):
     async with pool_in(folder) as pool:
         for path, told in {
             "rewards": "must be written as module.function",
-            "rewards.py:echo": "must be written as module.function",
+            "rewards.py:echo": r"must be written as module.function .*; did you mean rewards\.echo\?",
+            "wrong.f": r"importing wrong failed: File .*wrong.py\", line 1.*SyntaxError: [^\n]*$",
             "rewrads.echo": r"no module 'rewrads' \(looked in .* first.*did you mean 'rewards'\?",
             "rewards.ecko": r"rewards.py has no 'ecko'; did you mean rewards.echo\?",
             "rewards.number": "is a int, which is not callable",

@@ -101,7 +101,8 @@ def test_a_run_reads_as_counts_and_a_line_a_session(tmp_path: Path) -> None:
     text = render_run(doc)
     assert "prompts: pending 210\nsessions: failed 210 (agent_exit 210)\neval prompts: pending 1\n" in text
     assert re.search(r"^ +eval-g0-s0 +eval-g0 +eval +exported +1$", text, re.MULTILINE)
-    assert "train-g0-s0" not in text and "11 earlier sessions are not listed" in text
+    assert "\n  train-g0-s0" not in text and "11 earlier sessions are not listed" in text
+    assert "\nthe first agent_exit: session train-g0-s0\n    exit 3\n" in text
     assert "train-g0-s0" in render_run(doc, full=True)
 
 

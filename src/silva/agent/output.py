@@ -114,6 +114,14 @@ def _records(values: list[_Value]) -> Iterator[OutputRecord]:
         value = item.value
         if not isinstance(value, dict):
             output_invalid(f"line {item.line} holds {start_of(value)}; each line must be a record, one JSON object")
+        if "messages" not in value:
+            named = value.get("name")
+            where = f"the record in line {item.line} of the output file" if named is None else _where(named, item.line)
+            record_invalid(
+                where,
+                "messages is missing, and other lines have it; a record needs the whole history of its context, and an "
+                "object for the session as a whole must stand alone (put its reward and metadata into a record)",
+            )
         name = _name(value, item.line)
         if name in line_of:
             record_invalid(
@@ -126,12 +134,6 @@ def _records(values: list[_Value]) -> Iterator[OutputRecord]:
 
 def _record(item: _Value, value: JsonObject, name: str) -> OutputRecord:
     where = _where(name, item.line)
-    if "messages" not in value:
-        record_invalid(
-            where,
-            "messages is missing, and other lines have it; a record needs the whole history of its context, and an "
-            "object for the session as a whole must stand alone",
-        )
     messages = value["messages"]
     if not isinstance(messages, list):
         record_invalid(where, f"messages is {start_of(messages)}; it must be the list of the context's messages")

@@ -201,6 +201,11 @@ def load_prompts(config: RunConfig, path: Path) -> Dataset:
         )
     if dataset.num_skipped:
         log.warning("dataset %s: %d broken rows were left out (--skip-bad-rows)", path, dataset.num_skipped)
+    if dataset.keys_without_label:
+        log.warning(
+            "dataset %s: no row has the key %r (--label-key), so every label is None; keys at the top of its rows: %s",
+            *(path, config.label_key, ", ".join(map(repr, dataset.keys_without_label))),
+        )
     return dataset
 
 
@@ -453,7 +458,7 @@ async def open_groups(runtime: Runtime, *, credited: bool = False) -> tuple[Grou
         timeout_s=config.agent_timeout,
         start_timeout_s=config.agent_start_timeout or config.agent_timeout,
     )
-    budget = FailureBudget(config.agent_max_failures)
+    budget = FailureBudget(config.agent_max_failures, runtime.run_dir)
     rewards = build_rewards(config, runtime.user_code, runtime.codec.decode)
     runtime.step_numbers.append(rewards.take_numbers)
     groups = GroupRunner(

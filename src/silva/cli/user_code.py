@@ -70,7 +70,12 @@ def build_credit(config: RunConfig, user_code: UserCode) -> CreditStage | None:
     """What gives the contexts of training groups their credit before the groups count; None: their rewards do."""
     if user_code.advantage is None:
         return None
-    return CustomAdvantage(user_code.advantage, failed=UserCodeError, shared_prefix=shared_prefix(config))
+    return CustomAdvantage(
+        user_code.advantage,
+        failed=UserCodeError,
+        shared_prefix=shared_prefix(config),
+        path=config.agentic_custom_advantage_path,
+    )
 
 
 def credit_share(config: RunConfig) -> CreditShare | None:

@@ -49,7 +49,10 @@ def read_credits(value: object, samples: Sequence[TrainingSample]) -> list[Conte
         raise _invalid(f"{shown(value)}; it must be a list with one dict for each of the {len(sessions)} sessions")
     items = cast("Sequence[object]", value)
     if len(items) != len(sessions):
-        raise _invalid(f"a list of {len(items)} for {len(sessions)} sessions; it must hold a dict for each, in order")
+        raise _invalid(
+            f"a list of {len(items)} for {len(sessions)} sessions; it must hold a dict for each it was given, in order "
+            "(failed sessions of the group are not among them)"
+        )
     credit_of: dict[tuple[str, str | None], ContextCredit] = {}
     for at, (item, (session_id, contexts)) in enumerate(zip(items, sessions.items(), strict=True)):
         where = f"session {session_id} (item {at})"

@@ -33,11 +33,15 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
-    """The usable rows of one file, in file order, and how many broken lines were left out."""
+    """The usable rows of one file, in file order, and how many broken lines were left out.
+
+    `keys_without_label`: where labels were asked for and no row has one, some keys that the rows have instead.
+    """
 
     path: Path
     rows: tuple[Row, ...]
     num_skipped: int = 0
+    keys_without_label: tuple[str, ...] = ()
 
     def order(self, epoch: int, *, shuffle: bool, seed: int) -> list[int]:
         """Row indices in the order of one epoch; a function of the arguments alone."""
@@ -58,10 +62,13 @@ def load_dataset(
     """
     rows: list[Row] = []
     errors: list[str] = []
+    labelled, seen = False, dict[str, None]()
     for number, text in _lines(path):
         try:
             row = _read_object(text)
             label = None if label_key is None else row.get(label_key)
+            labelled |= label_key is not None and label_key in row
+            seen.update(dict.fromkeys(list(row)[:8]) if len(seen) < 8 else {})
             rows.append(Row(line=number, input=_read_input(row, input_key, metadata_key), label=label))
         except ValueError as error:
             errors.append(f"{'row' if _is_parquet(path) else 'line'} {number}: {error}")
@@ -73,7 +80,12 @@ def load_dataset(
         )
     if not rows:
         raise DatasetError(f"dataset {path} has no usable row")
-    return Dataset(path=path, rows=tuple(rows), num_skipped=len(errors))
+    return Dataset(
+        path=path,
+        rows=tuple(rows),
+        num_skipped=len(errors),
+        keys_without_label=() if labelled or label_key is None else tuple(seen),
+    )
 
 
 def _is_parquet(path: Path) -> bool:

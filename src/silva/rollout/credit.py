@@ -30,7 +30,10 @@ class CustomAdvantage:
         *,
         failed: type[SilvaError],
         shared_prefix: SharedPrefix = "once",
+        path: str | None = None,
     ):
+        """`path` is named in errors."""
+        self._path = path
         self._function = function
         self._failed = failed
         self._shared_prefix: SharedPrefix = shared_prefix
@@ -41,4 +44,10 @@ class CustomAdvantage:
             value = await self._function(hook_input(samples))
         except self._failed as error:
             raise GroupEnd(CUSTOM_FAILED, f"the custom advantage function gave no value: {error}") from error
-        return spread_credits(samples, read_credits(value, samples), shared_prefix=self._shared_prefix)
+        try:
+            credits = read_credits(value, samples)
+        except GroupEnd as end:
+            if self._path is None:
+                raise
+            raise GroupEnd(end.reason, f"{self._path}: {end}", state=end.state) from end
+        return spread_credits(samples, credits, shared_prefix=self._shared_prefix)

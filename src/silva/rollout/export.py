@@ -60,7 +60,8 @@ class Exporter:
         self._clean = Canonicaliser(self._settings.profiles)
         self._lock = threading.Lock()
         self.counters: Counter[str] = Counter()
-        """Over all records: `repair_<kind>`, `ambiguous` (several states fitted), `same_state` (one taken twice)."""
+        """Over all records: `repair_<kind>`, `ambiguous` (several states fitted), `same_state` (one taken twice),
+        `unanswered_end` (the last answer is left out)."""
 
     def records(
         self, forest: SessionForest, output: bytes | OutputDocument, mode: Mode, where: str
@@ -131,6 +132,11 @@ class Exporter:
             counts.append("ambiguous")
             others = ", ".join(f"{node.kind} {node.node_id}" for node in choice.rivals[:8])
             log.warning("%s fits %s states: taken is %s, not %s", name, len(choice.rivals) + 1, taken, others)
+        if choice.node.kind == "observation":
+            counts.append("unanswered_end")
+            if not self.counters["unanswered_end"]:
+                text = "%s ends with a request (%s), and its answer is not trained; should it be, append that answer"
+                log.warning(f"{text}. Said once a run: the metric export/unanswered_end counts them", name, taken)
         if choice.shared:
             counts.append("same_state")
             log.warning("%s is the same state as another record: %s", name, taken)

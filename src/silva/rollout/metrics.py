@@ -89,6 +89,8 @@ def passrate_metrics(prefix: str, tallies: Sequence[GroupTally]) -> dict[str, fl
             metrics[f"{prefix}/passrate/pass@{rate.k}"] = rate.value
     for name in ("failed", "unrewarded", "ambiguous"):
         metrics[f"{prefix}/passrate/num_{name}"] = float(sum(getattr(one, f"num_{name}") for one in tallies))
+    if metrics[f"{prefix}/passrate/num_ambiguous"] and not any(one.num_judged for one in tallies):
+        _tell_no_passrate(prefix)
     return metrics
 
 
@@ -151,6 +153,15 @@ def _as_float(value: float) -> float:
         return float(value)
     except OverflowError:
         return math.inf
+
+
+@functools.cache
+def _tell_no_passrate(prefix: str) -> None:
+    log.warning(
+        "there is no %s/passrate/pass@k: every session that was judged carries a reward in several contexts; the pass "
+        "rate takes sessions in which exactly one context does",
+        prefix,
+    )
 
 
 @functools.cache

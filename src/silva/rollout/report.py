@@ -49,7 +49,7 @@ class StepReport:
 
     def _close_accounts(self, rollout_id: int) -> dict[str, float]:
         with open_run(self._run_dir) as conn:
-            line = accounting_line(rollout_id, accounting(conn, rollout_id))
+            account = accounting(conn, rollout_id)
             numbers = _ledger_numbers(counts(conn))
             roots = roots_per_session(conn, rollout_id)
             numbers |= spread("forest/num_root", [float(number) for number in roots]) if roots else {}
@@ -58,7 +58,13 @@ class StepReport:
                 numbers["perf/engine_busy"] = busy
             if self._dump_path is not None:
                 write_rollout_dump(self._dump_path, rollout_id, conn)
-        log.info("%s", line)
+        log.info("%s", accounting_line(rollout_id, account))
+        if account["failed"]:
+            reasons = ", ".join(f"{reason} {number}" for reason, number in account["failures"].items())
+            log.warning(
+                "step %d: %d of %d sessions failed (%s); look closer with: silva show %s",
+                *(rollout_id, account["failed"], account["sessions"], reasons, self._run_dir),
+            )
         return numbers
 
 

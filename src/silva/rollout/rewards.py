@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from silva.agent.output import OutputDocument, parse_output, start_of
 from silva.credit.reward import Reward, read_reward
 from silva.rollout.metrics import spread
 from silva.rollout.sample_views import Decode, place_of, sample_view
@@ -28,6 +29,8 @@ Samples = tuple[TrainingSample, ...]
 
 RM_PARAMS = ("args", "sample")
 GROUP_RM_PARAMS = ("args", "samples")
+_MAX_READ_AGAIN = 1 << 16
+"""Bytes of an output that an error may take the time to read once more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +100,7 @@ class Rewards:
                     raise verdict
                 filled[index] = verdict
             samples = tuple(filled)
-        self._check_given(samples)
+        self._check_given(session, samples)
         return samples
 
     async def judge_group(self, ended: Sequence[tuple[Session, Samples]]) -> list[Samples | SessionFailure]:
@@ -121,17 +124,17 @@ class Rewards:
                 "--group-rm it must return a list with one value a context",
             )
         left = iter(values)
-        return [self._take(samples, [next(left) for _ in samples], session.mode) for session, samples in ended]
+        return [self._take(session, samples, [next(left) for _ in samples]) for session, samples in ended]
 
-    def _take(self, samples: Samples, values: Sequence[object], mode: Mode) -> Samples | SessionFailure:
+    def _take(self, session: Session, samples: Samples, values: Sequence[object]) -> Samples | SessionFailure:
         """One session's part of what a group function returned."""
         judged: list[TrainingSample] = []
         try:
             for sample, value in zip(samples, values, strict=True):
-                if value is not None and sample.reward is not None and mode == "train":
+                if value is not None and sample.reward is not None and session.mode == "train":
                     self._num_overwritten += 1
-                judged.append(sample if value is None else self._with(sample, self._read(sample, value, mode)))
-            self._check_given(judged)
+                judged.append(sample if value is None else self._with(sample, self._read(sample, value, session.mode)))
+            self._check_given(session, judged)
         except SessionFailure as failure:
             return failure
         return tuple(judged)
@@ -148,7 +151,8 @@ class Rewards:
             log.warning("%s gets --reward-failure-score %g: %s", place_of(sample), score, error)
             return self._with(sample, Reward(value=score))
         if value is None:
-            return SessionFailure("reward_invalid", f"the reward of {place_of(sample)} is None: {self._path} gave none")
+            lacks = f"{self._path} gave none; it must return a number"
+            return SessionFailure("reward_invalid", f"the reward of {place_of(sample)} is None: {lacks}")
         try:
             return self._with(sample, self._read(sample, value, session.mode))
         except SessionFailure as failure:
@@ -183,12 +187,24 @@ class Rewards:
     def _path(self) -> str:
         return "" if self._function is None else self._function.path
 
-    def _check_given(self, samples: Sequence[TrainingSample]) -> None:
+    def _check_given(self, session: Session, samples: Sequence[TrainingSample]) -> None:
         if not self._settings.needed or any(sample.reward is not None for sample in samples):
             return
         lacks = f"{self._path} gave it none" if self._path else "no reward function is configured (--custom-rm-path)"
-        raise SessionFailure(
-            "reward_missing",
-            f"the output of the agent holds no reward, and {lacks}; let the agent write "
-            '{"reward": NUMBER} to RELAX_OUTPUT_JSON, or a reward function give one',
-        )
+        what, remedy = _without_reward(session, samples)
+        raise SessionFailure("reward_missing", f"{what}, and {lacks}; {remedy}, or a reward function give one")
+
+
+def _without_reward(session: Session, samples: Sequence[TrainingSample]) -> tuple[str, str]:
+    """What the agent wrote instead of a reward, and what it could have written."""
+    output = session.output or b""
+    document = parse_output(output) if len(output) <= _MAX_READ_AGAIN else OutputDocument()
+    if document.records or b'"messages"' in output:
+        names = ", ".join(repr(sample.name) for sample in samples[:4]) + (", ..." if len(samples) > 4 else "")
+        what = f"no record of the agent ({names}) holds a reward"
+        return what, 'let the agent write "reward": NUMBER into one of them, beside its name and messages'
+    remedy = 'let the agent write {"reward": NUMBER} to RELAX_OUTPUT_JSON'
+    if not output.strip():
+        return "the agent wrote no output", remedy
+    others = f" (it holds {', '.join(map(start_of, document.ignored[:8]))})" if document.ignored else ""
+    return f"the output of the agent holds no reward{others}", remedy

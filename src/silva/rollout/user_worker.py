@@ -103,7 +103,9 @@ class Functions:
     def _import(self, path: str) -> Callable[..., Any]:
         module_name, _, name = path.rpartition(".")
         if not all(part.isidentifier() for part in path.split(".")) or not module_name:
-            raise Unusable("it must be written as module.function or package.module.function")
+            near = path.replace(":", ".").replace("/", ".").replace(".py.", ".").strip(".")
+            hint = f"; did you mean {near}?" if near != path and "." in near else ""
+            raise Unusable(f"it must be written as module.function or package.module.function{hint}")
         try:
             module = importlib.import_module(module_name)
         except BaseException as error:  # a module of the user may raise anything, SystemExit too
@@ -175,7 +177,8 @@ def describe(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     what = "".join(traceback.format_exception_only(error)).strip()
-    lines = traceback.format_list(_own_frames(error.__traceback__))
+    own = isinstance(error, SyntaxError)  # it names its own line, and what stands above it is the import
+    lines = [] if own else traceback.format_list(_own_frames(error.__traceback__))
     where = "".join(lines).rstrip()
     text = f"{what}\n{where}" if where else what
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} ..."

@@ -156,7 +156,10 @@ _FINISHED_CHECKS = (("still running", "SELECT session_id FROM sessions WHERE sta
 
 
 def show_run(run_dir: str | Path) -> JsonDoc:
-    """`{"run", "counts", "groups": [...], "sessions": [...]}`, as `silva show RUN --json` prints it."""
+    """`{"run", "counts", "groups": [...], "sessions": [...], "failures": [...]}`, as `silva show RUN --json` prints it.
+
+    `failures` are the first failed session of each reason, with its error.
+    """
     with open_run(run_dir) as conn:
         return {
             "run": safe_text(str(run_dir)),
@@ -171,6 +174,13 @@ def show_run(run_dir: str | Path) -> JsonDoc:
                 dict(row)
                 for row in conn.execute(
                     "SELECT session_id, group_id, mode, status, reason, reward FROM sessions ORDER BY rowid"
+                )
+            ],
+            "failures": [
+                dict(row)
+                for row in conn.execute(
+                    "SELECT reason, session_id, error FROM sessions WHERE rowid IN "
+                    "(SELECT min(rowid) FROM sessions WHERE status = 'failed' GROUP BY reason) ORDER BY rowid"
                 )
             ],
         }

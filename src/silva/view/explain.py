@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from silva.state.profiles import PROFILES, REPAIR_PREFIX, linear_under
-from silva.view.show import Doc, printable
+from silva.view.show import Doc, block, printable
 
 _KINDS = {"branch": "branched off", "root": "began anew"}
 _REPAIRS = {
@@ -23,7 +23,10 @@ _REPAIRS = {
 def render_explanation(doc: Doc) -> str:
     """One block a request that left the known history, then what was repaired in others."""
     requests = doc["requests"]
-    lines = [f"session {printable(doc['session_id'])}  {doc['status']}  {len(requests)} requests"]
+    reason = f" ({printable(doc['reason'])})" if doc["reason"] else ""
+    lines = [f"session {printable(doc['session_id'])}  {doc['status']}{reason}  {len(requests)} requests"]
+    if doc.get("error"):
+        lines += ["error", *block(doc["error"], full=True)]
     if doc["status"] == "running":
         lines.append("still running: requests are written when the session ends")
     nodes = {node["node_id"]: node for node in doc["nodes"]}

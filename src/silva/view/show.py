@@ -17,7 +17,9 @@ _SLACK_CHARS = 100
 
 
 def render_run(doc: Doc, *, full: bool = False) -> str:
-    """The text of a `silva show RUN` document: counts with reasons, one line a session (the last 200 unless `full`)."""
+    """The text of a `silva show RUN` document: counts with reasons, one line a session (the last 200 unless `full`),
+    and of each reason for which sessions failed the first error.
+    """
     lines = [f"run {printable(doc['run'])}", ""]
     outer = doc["counts"]
     for title, part in (("", outer), ("eval ", outer.get("eval", {}))):
@@ -44,7 +46,22 @@ def render_run(doc: Doc, *, full: bool = False) -> str:
     lines += _table(rows)
     if len(sessions) < len(doc["sessions"]):
         lines.append(f"({len(doc['sessions']) - len(sessions)} earlier sessions are not listed; --full lists all)")
+    for failure in doc.get("failures", ()):
+        lines += ["", f"the first {printable(failure['reason'] or '')}: session {printable(failure['session_id'])}"]
+        lines += block(failure["error"] or "", full, keep_end=True)
+    if _has_group_ends(outer):
+        lines += ["", "why groups were dropped or filtered: the lines 'silva.rollout: group ...' of run.log"]
     return "\n".join(lines) + "\n"
+
+
+def _has_group_ends(counts: Doc) -> bool:
+    """Whether a prompt ended for a reason that none of its sessions carries."""
+    states = counts.get("prompts", {})
+    return any(
+        reason.startswith(("custom_advantage", "group_reward"))
+        for state in ("dropped", "filtered")
+        for reason in states.get(state, {})
+    )
 
 
 def render_session(doc: Doc, decode: Decode | None = None, *, full: bool = False) -> str:
@@ -58,7 +75,7 @@ def render_session(doc: Doc, decode: Decode | None = None, *, full: bool = False
     if doc["metadata"]:
         lines.append(f"metadata {_shorten(printable(json.dumps(doc['metadata'], ensure_ascii=False)), full)}")
     if doc.get("error"):
-        lines += ["error", *_block(doc["error"], full, keep_end=True)]
+        lines += ["error", *block(doc["error"], full, keep_end=True)]
     if doc["status"] == "running":
         lines.append("still running: turns are written when the session ends")
     depths: dict[int, int] = {}
@@ -124,17 +141,17 @@ def _message(message: Doc, full: bool) -> Iterator[str]:
     )
     if message.get("reasoning_content"):
         yield "    (reasoning)"
-        yield from _block(str(message["reasoning_content"]), full)
+        yield from block(str(message["reasoning_content"]), full)
     content = message.get("content")
     if content:
-        yield from _block(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False), full)
+        yield from block(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False), full)
     for call in message.get("tool_calls") or ():
         function = call.get("function", {})
         text = f"{function.get('name')}({function.get('arguments')})  [{call.get('id')}]"
         yield f"    calls {_shorten(printable(text), full)}"
 
 
-def _block(text: str, full: bool, *, keep_end: bool = False) -> list[str]:
+def block(text: str, full: bool, *, keep_end: bool = False) -> list[str]:
     """Indented lines of a text; its own line breaks stay. `keep_end`: a long text loses its middle, not its end."""
     return [
         f"    {''.join('    ' if char == chr(9) else printable(char) for char in line)}"
