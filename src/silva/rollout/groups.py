@@ -360,7 +360,8 @@ class GroupRunner:
             records = await self._driver.run(session)
         finally:
             await self._registry.end(session.session_id)
-        samples = build_samples(
+        samples = await asyncio.to_thread(  # millions of tokens, where an agent exports its every state
+            build_samples,
             session.forest,
             records,
             session_id=session.session_id,
