@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NoReturn
 
 from silva.gateway.json_in import RawObject, read_body
@@ -21,9 +22,11 @@ from silva.types.messages import JsonObject
 RECORD_INVALID = "record_invalid"
 """The ledger's word for a session whose output names a context in a form that cannot be read."""
 MAX_NAME_CHARS = 256
+MAX_RECORDS = 10_000
 HISTORY_KEYS = ("messages", "tools", "chat_template_kwargs")
 _MAX_DEPTH = 64
 _SHOWN = 60
+_HALF = "holds half of a surrogate pair"
 _BLANK = " \t\r\n"
 _REST_BLANK = re.compile(r"[ \t\r\n]*")
 
@@ -75,7 +78,9 @@ def parse_output(data: bytes) -> OutputDocument:
         output_invalid(f"byte {error.start} (line {line}) is not UTF-8: {data[error.start : error.start + 8]!r}")
     if not text.strip(_BLANK):
         return OutputDocument()
-    values = list(_values(text))
+    values = list(islice(_values(text), MAX_RECORDS + 1))
+    if len(values) > MAX_RECORDS:
+        output_invalid(f"it holds more than {MAX_RECORDS} JSON values; at most so many contexts of a session are taken")
     if any(isinstance(value.value, dict) and "messages" in value.value for value in values):
         return OutputDocument(records=tuple(_records(values)))
     return _document(values)
@@ -194,36 +199,56 @@ def _metadata(value: JsonObject, where: str) -> JsonObject:
     return metadata
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a value stands; formed as text only where it is told, since each of many values may lie under a long key."""
+
+    step: str | int
+    above: _Place | None = None
+
+    def __str__(self) -> str:
+        steps: list[str | int] = []
+        place: _Place | None = self
+        while place is not None:
+            steps.append(place.step)
+            place = place.above
+        first, *rest = reversed(steps)
+        return f"{first}{''.join(f'[{step}]' if isinstance(step, int) else f'.{step[:_SHOWN]}' for step in rest)}"
+
+
 def _check_metadata(metadata: JsonObject, file: str) -> None:
     """Refuse what no ledger can keep: numbers that are not finite or exceed 64 bits, broken text, deep nests."""
-    stack: list[tuple[str, object, int]] = [("metadata", metadata, 1)]
+    stack: list[tuple[_Place, object, int]] = [(_Place("metadata"), metadata, 1)]
     while stack:
         where, value, depth = stack.pop()
         if depth > _MAX_DEPTH:
             _bad_metadata(where, file, f"lies more than {_MAX_DEPTH} levels deep")
         if isinstance(value, dict):
             for key, item in value.items():
-                _check_text(f"a key of {where}", file, key)
-                stack.append((f"{where}.{key}", item, depth + 1))
+                if not _is_text(key):
+                    _bad_metadata(f"a key of {where}", file, _HALF)
+                stack.append((_Place(key, where), item, depth + 1))
         elif isinstance(value, list):
-            stack.extend((f"{where}[{i}]", item, depth + 1) for i, item in enumerate(value))
-        elif isinstance(value, str):
-            _check_text(where, file, value)
+            stack.extend((_Place(at, where), item, depth + 1) for at, item in enumerate(value))
+        elif isinstance(value, str) and not _is_text(value):
+            _bad_metadata(where, file, _HALF)
         elif isinstance(value, float) and not math.isfinite(value):
             _bad_metadata(where, file, f"is {value}; it must be finite (leave it out, or write null)")
         elif isinstance(value, int) and not -(1 << 63) <= value < (1 << 64):
             _bad_metadata(where, file, f"is {start_of(value)}, which needs more than 64 bits; write it as a string")
 
 
-def _check_text(where: str, file: str, text: str) -> None:
+def _is_text(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError as error:
-        _bad_metadata(where, file, f"holds half of a surrogate pair at character {error.start}")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
-def _bad_metadata(where: str, file: str, what: str) -> NoReturn:
-    shown = where if len(where) <= _SHOWN else f"{where[:_SHOWN]}..."
+def _bad_metadata(where: object, file: str, what: str) -> NoReturn:
+    text = str(where)
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     raise SessionFailure("metadata_invalid", f"{shown!a} in {file} {what}")
 
 

@@ -32,6 +32,10 @@ NO_RESPONSE = "no_response"
 """The ledger's word for a session without an answer of the model."""
 RECORD_UNMATCHED = "record_unmatched"
 """The ledger's word for a session with a record that leads to no committed state."""
+CONTEXTS_TOO_LARGE = "contexts_too_large"
+"""The ledger's word for a session whose contexts are more tokens than one session may hold in memory."""
+MAX_CONTEXT_TOKENS = 1 << 25
+"""Tokens of all contexts of a session together, which share few of them as they are trained: about 1 GB."""
 _RESPONSES_ITEMS = ("function_call", "function_call_output", "reasoning", "item_reference", "custom_tool_call")
 _ANTHROPIC_BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
 _TOP_LEVEL_TEXTS = ("system", "instructions", "input")
@@ -70,7 +74,7 @@ class Exporter:
 
         `where` names the session in errors. Takes as long as reading 64 MB does. Raises SessionFailure:
         `output_invalid`, `metadata_invalid`, `reward_invalid`, `record_invalid`, `record_unmatched`, `no_response`,
-        `not_linear`.
+        `not_linear`, `contexts_too_large`.
         """
         document = parse_output(output) if isinstance(output, bytes) else output
         if not any(node.kind == "response" for node in forest.nodes):
@@ -80,17 +84,31 @@ class Exporter:
         settings = self._settings
         key = settings.reward_key if mode == "train" else settings.eval_reward_key or settings.reward_key
         if document.records:
-            return self._explicit(forest, document.records, key, where)
-        reward = read_reward(document.reward, where, key)
+            records = self._explicit(forest, document.records, key, where)
+        else:
+            records = self._implicit(forest, document, key, where)
+        num_tokens = sum(forest.nodes[record.node_id].num_tokens for record in records)
+        if num_tokens > MAX_CONTEXT_TOKENS:
+            raise SessionFailure(
+                CONTEXTS_TOO_LARGE,
+                f"{where} exports {len(records)} contexts of {num_tokens} tokens together; at most "
+                f"{MAX_CONTEXT_TOKENS} are taken. Export the last state of each conversation, not each state on the way",
+            )
+        return records
+
+    def _implicit(
+        self, forest: SessionForest, document: OutputDocument, key: str | None, where: str
+    ) -> list[ExportRecord]:
+        mode, reward = self._settings.implicit, read_reward(document.reward, where, key)
         return [
             ExportRecord(
-                name=f"leaf-{number}" if settings.implicit == "leaves" else None,
+                name=f"leaf-{number}" if mode == "leaves" else None,
                 node_id=leaf.node_id,
                 reward=reward.value,
                 helpers=reward.helpers,
                 metadata=document.metadata,
             )
-            for number, leaf in enumerate(exported_leaves(forest, settings.implicit))
+            for number, leaf in enumerate(exported_leaves(forest, mode))
         ]
 
     def _explicit(

@@ -376,7 +376,8 @@ class GroupRunner:
             records = await self._driver.run(session)
         finally:
             await self._registry.end(session.session_id)
-        return build_samples(
+        return await asyncio.to_thread(  # millions of tokens, where an agent exports its every state
+            build_samples,
             session.forest,
             records,
             session_id=session.session_id,

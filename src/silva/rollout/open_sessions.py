@@ -12,6 +12,7 @@ from silva.state.session import Session
 from silva.store.ledger import RunLedger
 from silva.types.errors import SessionFailure
 from silva.types.messages import JsonObject
+from silva.types.rollout import TrainingSample
 
 OPEN_DATASET = "open"
 
@@ -44,14 +45,7 @@ class OpenSessions:
         """Export a finished session. A failed export is an answer too, never an error of the request."""
         session.output = body or None
         try:
-            records = await asyncio.to_thread(export_session, self._exporter, session)
-            samples = build_samples(
-                session.forest,
-                records,
-                session_id=session.session_id,
-                group_id=session.group_id,
-                shared_prefix=self._shared_prefix,
-            )
+            samples = await asyncio.to_thread(self._export, session)
             outcome = Outcome.exported(samples)
         except SessionFailure as failure:
             outcome = Outcome.failed(failure)
@@ -62,6 +56,15 @@ class OpenSessions:
             "num_samples": sum(sample.num_trainable > 0 for sample in outcome.samples),
         }
         return answer if outcome.message is None else {**answer, "message": outcome.message}
+
+    def _export(self, session: Session) -> tuple[TrainingSample, ...]:
+        return build_samples(
+            session.forest,
+            export_session(self._exporter, session),
+            session_id=session.session_id,
+            group_id=session.group_id,
+            shared_prefix=self._shared_prefix,
+        )
 
     async def cancel(self, session: Session) -> None:
         """A session that its client never finished."""

@@ -159,7 +159,7 @@ def plain(value: object) -> object:
     if isinstance(value, Real):
         return float(value)
     if isinstance(value, Mapping):
-        return {plain(key): plain(item) for key, item in value.items()}
+        return {_plain_key(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if inspect.iscoroutine(value):
@@ -170,6 +170,13 @@ def plain(value: object) -> object:
         return plain(to_list())
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise Unusable(f"returned a {kind}, which cannot be handed over; return numbers, texts, lists and dicts")
+
+
+def _plain_key(key: object) -> object:
+    plain_key = plain(key)
+    if isinstance(plain_key, list | dict):
+        raise Unusable(f"returned a dict with a {type(key).__name__} as a key; keys are texts, numbers or None")
+    return plain_key
 
 
 def describe(error: BaseException) -> str:

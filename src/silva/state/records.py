@@ -132,9 +132,9 @@ class ToldHistories:
         message, before = node.messages[0], node.before
         self._after.setdefault(before, {}).setdefault((message, node.key), node)
         self._speak(before, message, node.key, sampled=True)
-        if node.told is not None and node.told != message:
-            continues = parent.kind == "response" and parent.before == before
-            self._speak(parent.key if continues else before, node.told, node.key, sampled=True)
+        # What goes on with a cut turn is told after it, also where its words are those of the whole turn.
+        if node.told is not None and (node.continues or node.told != message):
+            self._speak(parent.key if node.continues else before, node.told, node.key, sampled=True)
         if parent.kind == "response" and (joined := node.joined()) is not None:
             self._speak(node.run()[0].before, joined, node.key, sampled=True)
 

@@ -13,6 +13,7 @@ Decode = Callable[[list[int]], str]
 _MAX_CHARS = 1200
 _HEAD_TOKENS, _TAIL_TOKENS = 8, 4
 _MAX_SESSIONS = 200
+_MAX_CONTEXTS = 100
 _SLACK_CHARS = 100
 
 
@@ -88,14 +89,8 @@ def render_session(doc: Doc, decode: Decode | None = None, *, full: bool = False
         ignored = [f"{printable(name)} {number}" for name, number in doc.get("ignored_fields", {}).items()]
         if ignored:
             lines.append(f"  ignored fields, by requests: {', '.join(ignored)}")
-    if doc["samples"]:
-        lines += ["", "samples", *_table(_sample_rows(doc["samples"]))]
-        lines += [
-            f"  metadata of {printable(sample['name'] or '-')}: "
-            + _shorten(printable(json.dumps(sample["metadata"], ensure_ascii=False)), full)
-            for sample in doc["samples"]
-            if sample["metadata"] and sample["metadata"] != doc["metadata"]
-        ]
+    if doc["contexts"]:
+        lines += ["", *_contexts(doc, full)]
     return "\n".join(lines) + "\n"
 
 
@@ -247,18 +242,42 @@ def _differences(requests: Iterable[Doc]) -> Iterator[str]:
             yield f"    now {printable(new)}"
 
 
-def _sample_rows(samples: Iterable[Doc]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("name", "node", "prompt", "tokens", "trained", "reward", "credit")]
-    for sample in samples:
+def _contexts(doc: Doc, full: bool) -> Iterator[str]:
+    """Every exported context: a table, then what does not fit into it."""
+    contexts = doc["contexts"] if full else doc["contexts"][:_MAX_CONTEXTS]
+    yield "contexts"
+    yield from _table(_context_rows(contexts))
+    if len(contexts) < len(doc["contexts"]):
+        yield f"  ({len(doc['contexts']) - len(contexts)} more contexts; --full lists all)"
+    if not all(context["num_trainable"] for context in contexts):
+        yield "  (trained 0: each of its turns is trained by a context that stands before it)"
+    for context in contexts:
+        name = printable(context["name"] or "-")
+        if context["helpers"]:
+            helpers = ", ".join(f"{printable(key)} {_number(value)}" for key, value in context["helpers"].items())
+            yield f"  {name}, with its reward: {_shorten(helpers, full)}"
+        if context["response_credits"] is not None:
+            turns = zip(context["responses"], context["response_credits"], strict=True)
+            credits = ", ".join(f"node {node_id} {_number(credit)}" for (node_id, _, _), credit in turns)
+            yield f"  {name}, credit by turn: {_shorten(credits, full)}"
+        if context["metadata"] and context["metadata"] != doc["metadata"]:
+            text = printable(json.dumps(context["metadata"], ensure_ascii=False))
+            yield f"  {name}, metadata: {_shorten(text, full)}"
+
+
+def _context_rows(contexts: Iterable[Doc]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("name", "node", "turns", "prompt", "tokens", "trained", "reward", "credit")]
+    for context in contexts:
         rows.append(
             (
-                printable(sample["name"] or "-"),
-                str(sample["node_id"]),
-                str(sample["prompt_len"]),
-                str(len(sample["token_ids"])),
-                str(sum(sample["loss_mask"])),
-                _number(sample["reward"]),
-                _number(sample["credit"]),
+                printable(context["name"] or "-"),
+                str(context["node_id"]),
+                str(context["num_turns"]),
+                str(context["prompt_len"]),
+                str(context["num_tokens"]),
+                str(context["num_trainable"]),
+                _number(context["reward"]),
+                _number(context["credit"]),
             )
         )
     return rows
