@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from silva.agent import files
 from silva.agent.files import create_session, log_tail, read_output, session_files
-from silva.agent.output import OutputDocument
+from silva.agent.output import OutputDocument, parse_output
 from silva.credit.reward import read_reward
 from silva.types.errors import SessionFailure
 from silva.types.rollout import SessionInput
@@ -150,6 +151,23 @@ def test_metadata_that_no_ledger_can_keep(tmp_path, value, text):
     error = failure(tmp_path, f'{{"reward": 1, "metadata": {value}}}')
     assert error.reason == "metadata_invalid"
     assert text in str(error)
+
+
+def test_many_values_under_a_long_key_take_no_more_memory_than_they_are():
+    """Written out, the path of each value would take 1 GB here."""
+    text = f'{{"metadata": {{"{"k" * 50_000}": [{"0, " * 20_000} NaN]}}}}'
+    tracemalloc.start()
+    with pytest.raises(SessionFailure, match="in the output file is nan") as caught:
+        parse_output(text.encode())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert caught.value.reason == "metadata_invalid" and len(str(caught.value)) < 300
+    assert peak < 100 * len(text)
+
+
+def test_more_records_than_a_session_may_have(tmp_path):
+    error = failure(tmp_path, '{"messages": [1]}\n' * 10_001)
+    assert error.reason == "output_invalid" and "more than 10000 JSON values" in str(error)
 
 
 def test_records_stand_one_a_line(tmp_path):

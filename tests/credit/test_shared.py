@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from silva.credit.grpo import assign_group_credit, token_shares
-from silva.credit.shared import num_shared_responses, spread_credits
+from silva.credit.shared import num_shared_responses, spread_credits, train_shared
 from silva.train.policy import PolicyConfig, PolicyTrainer
 from silva.types.rollout import TrainingSample
 
@@ -49,6 +49,26 @@ def test_plus_and_minus_over_a_shared_prefix_give_exactly_nothing_there(names: l
     done = spread_credits(samples, [value[str(s.name)] for s in samples])
     assert [(s.response_credits or (0.0,))[0] for s in done] == [0.0] * 3
     assert num_shared_responses(done) == 1
+
+
+@settings(max_examples=25)
+@given(st.permutations("abc"), st.permutations("abc"))
+def test_shared_turns_are_trained_by_the_first_or_by_each_however_they_were_recorded(
+    recorded: list[str], wanted: list[str]
+) -> None:
+    """The first of those that are there trains a shared turn: log-probs come from the one that did when recorded."""
+    once = [replace(s, name=name) for s, name in zip(forked("g-s", "abc"), recorded, strict=True)]
+    own = {s.name: s.node_id for s in once}
+    again = train_shared(sorted(once, key=lambda s: wanted.index(str(s.name))), "once")
+    for sample, trained in zip(again, [{2}, set[int](), set[int]()], strict=True):
+        node = own[sample.name]
+        like = context("g-s", sample.name, [(2, 3), (node, node - 3)], trained={*trained, node})
+        assert sample == like
+    each = train_shared(again, "each")
+    assert [s.num_trainable for s in each] == [3 + own[s.name] - 3 for s in each]
+    assert train_shared(each, "each") == each and train_shared(each, "once") == again
+    untrained = [replace(s, loss_mask=[0] * 6 + s.loss_mask[6:], logprobs=[0.0] * 6 + s.logprobs[6:]) for s in once]
+    assert list(train_shared(untrained, "each")) == untrained
 
 
 def test_one_credit_for_each_turn() -> None:

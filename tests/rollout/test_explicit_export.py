@@ -170,6 +170,32 @@ async def test_lossy_records_are_the_turns_that_they_were(codec: TurnCodec):
         assert "/messages/3/tool_call_id differs" in refused(serve, "s", {**record, "messages": wrong})
 
 
+@pytest.mark.parametrize("lenient", [True, False])
+async def test_the_part_that_went_on_with_a_cut_turn_may_be_all_that_it_says(codec: TurnCodec, lenient: bool):
+    """The first part is the opening of the reasoning alone: the second has the words of the whole turn."""
+    script = [{"text": "<think>\nhm"}, {"text": "so\n</think>\n\nfound"}]
+    async with serving(codec, script, echo_match="lenient" if lenient else "exact") as serve:
+        cut = await serve.message("s", [USER], max_tokens=1)
+        rest = await serve.message("s", [USER, cut])
+        assert (cut["content"], rest["content"], rest["reasoning_content"]) == ("", "found", "so")
+        part, whole = serve.responses("s")
+        records = [{"name": f"r{end}", "messages": [USER, cut, rest][:end]} for end in (2, 3)]
+        assert ids(export(serve, "s", *records, lenient=lenient)) == [part.node_id, whole.node_id]
+
+
+async def test_contexts_may_not_be_more_than_memory_holds(codec: TurnCodec, monkeypatch: pytest.MonkeyPatch):
+    async with serving(codec, SCRIPT) as serve:
+        history = await talk(serve, "s")
+        records = [{"name": f"r{at}", "messages": history, "tools": TOOLS} for at in range(3)]
+        num = 3 * serve.responses("s")[-1].num_tokens
+        monkeypatch.setattr("silva.rollout.export.MAX_CONTEXT_TOKENS", num)
+        assert len(export(serve, "s", *records)) == 3
+        monkeypatch.setattr("silva.rollout.export.MAX_CONTEXT_TOKENS", num - 1)
+        with pytest.raises(SessionFailure, match=f"session s exports 3 contexts of {num} tokens together") as caught:
+            export(serve, "s", *records)
+        assert caught.value.reason == "contexts_too_large"
+
+
 async def test_noise_in_the_system_prompt_makes_no_other_record(codec: TurnCodec):
     def billed(nonce: str) -> Json:
         return {"role": "system", "content": f"x-anthropic-billing-header: cc_version=2; cch={nonce};be brief"}

@@ -13,9 +13,11 @@ from silva.config.validate import one_context_reason
 from silva.data.prompts import Prompt
 from silva.rollout.credit import CustomAdvantage
 from silva.rollout.groups import FailureBudget, GroupResult, GroupRunner, GroupSettings
+from silva.rollout.recorded import RecordedGroups
 from silva.rollout.rewards import Rewards, RewardSettings
 from silva.state.codec import TurnCodec
 from silva.state.session import Session
+from silva.store.dumps import write_rollout_dump
 from silva.store.ledger import RunLedger
 from silva.store.queries import counts, load_samples, open_run
 from silva.types.clock import SystemClock
@@ -83,6 +85,7 @@ async def run_group(
             result = await runner.run(prompt, GroupSettings(num_samples=len(rewards), **plan), rollout_id=0)
             if result.end is None and mode == "train":
                 ledger.set_credits(result.samples)
+                ledger.end_prompts([prompt.prompt_id], "delivered", step=0)
             ledger.flush()
     return result, driver
 
@@ -137,6 +140,15 @@ async def test_a_custom_advantage_gets_the_sessions_that_are_left_in_the_order_o
         [(1.0, (1.5, 1.0)), (2.0, (1.5, 2.0))]
     ] * 2
     assert kept[0][0].metadata == {"slot": 0}
+    with open_run(tmp_path) as conn:
+        write_rollout_dump(f"{tmp_path}/{{rollout_id}}.jsonl", 0, conn)
+    for shared_prefix, trained in (("once", [(1, 1), (0, 1)] * 2), ("each", [(1, 1), (1, 1)] * 2)):
+        recorded = RecordedGroups(
+            f"{tmp_path}/{{rollout_id}}.jsonl", num_rollout=1, credit=credit, shared_prefix=shared_prefix
+        )
+        ((group,),) = [(await recorded.collect(0)).groups]
+        masks = [tuple(s.loss_mask[span.start] for span in s.responses) for s in group.samples]
+        assert masks == trained
 
 
 async def test_eval_takes_several_contexts_and_asks_for_no_credit(codec: TurnCodec, tmp_path: Path) -> None:

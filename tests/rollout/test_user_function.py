@@ -26,10 +26,15 @@ def echo(a, b):
     return {"a": a, "b": (b, True)}
 
 def returns(what, _):
-    import ctypes
+    import ctypes, enum
+    class Role(str, enum.Enum):
+        MAIN = "main"
+    if what == "key":
+        return {("a", 1): 1}
     return {
         "function": echo, "big": "x" * (17 << 20), "coroutine": later(0, 0), "array": __import__("numpy").ones(2),
         "float32": __import__("numpy").float32(0.5), "bool": __import__("numpy").bool_(True),
+        "texts": {Role.MAIN: Role.MAIN},
     }[what] if what != "loop" else (lambda a: a.append(a) or a)([])
 
 def ends(how, _):
@@ -131,11 +136,14 @@ async def test_values_go_out_and_errors_come_back_with_the_users_own_lines(folde
         assert "seen by echo é" in (folder / "user_code.log").read_text()
         returns = await pool.check("rewards.returns", "--x", ("args", "sample"))
         assert [await returns(what, 0) for what in ("array", "float32", "bool")] == [[1.0, 1.0], 0.5, True]
+        (text,) = (await returns("texts", 0)).items()
+        assert text == ("main", "main") and {type(each) for each in text} == {str}  # no class of the user comes here
         for what, told in {
             "function": "returned a builtins.function",
             "big": "returned 17,825,831 bytes",
             "coroutine": "a coroutine that nothing awaited; declare the function with `async def`",
             "loop": "RecursionError",
+            "key": "returned a dict with a tuple as a key",
             "typo": "KeyError: 'typo'",
         }.items():
             with pytest.raises(UserCodeError, match=told) as caught:

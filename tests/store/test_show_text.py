@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from store_records import begin, exported, failed, joined, node
+from store_records import begin, exported, failed, forest, joined, node
 
 from silva.store.files import LedgerError
 from silva.store.ledger import RunLedger
 from silva.store.queries import show_run, show_session
+from silva.types.rollout import TrainingSample
 from silva.view.show import printable, render_run, render_session
 
 EVIL = "\x1b]0;owned\x07 \x1b[2J\r\x9b31m \u202eabc\u2028 \ud800"
@@ -32,7 +35,45 @@ def test_a_session_reads_turn_by_turn(tmp_path: Path) -> None:
     assert re.search(r"^ +0 +1 +0 +- +- +'<1>\\n'$", text, re.MULTILINE)
     assert re.search(r"^ +r0 +chat +root +2 +200 +stop +4 \+ 3 +0\.50s +0\.25s$", text, re.MULTILINE)
     assert 'r1 left the known history at /messages/2/content:\n    was "a"\n    now "b"' in text
-    assert re.search(r"^ +- +4 +4 +12 +5 +1 +-$", text, re.MULTILINE)
+    assert re.search(r"^ +- +4 +2 +4 +12 +5 +1 +-$", text, re.MULTILINE)
+
+
+def test_every_context_is_shown_with_the_credit_of_each_turn(tmp_path: Path) -> None:
+    nodes = forest()
+    with RunLedger(tmp_path) as ledger:
+        group = begin(ledger, 0)
+        place: dict[str, Any] = {"session_id": f"{group}-s0", "group_id": group}
+        main = joined(nodes, 4, name="main", reward=0.5, helpers={"format": 1.0, EVIL: 0.25}, **place)
+        none = joined(nodes, 2, name=f"all {EVIL}", reward=None, metadata={"role": "side"}, **place)
+        rest = joined(nodes, 6, name="rest", reward=None, **place)
+        samples = [
+            replace(main, credit=1.0, response_credits=(-0.125, 1.0)),
+            replace(_untrained(none, len(none.token_ids)), credit=-1.25, response_credits=(-0.125,)),
+            replace(_untrained(rest, 7), credit=-0.125),
+        ]
+        ledger.end_session(exported(f"{group}-s0", group, nodes=nodes, samples=samples)).result(5)
+        doc = show_session(tmp_path, f"{group}-s0")
+    text = render_session(doc)
+    assert [context["num_trainable"] for context in doc["contexts"]] == [5, 0, 2]
+    assert [sample["name"] for sample in doc["samples"]] == ["main", "rest"]
+    assert doc["contexts"][0]["responses"] == [[2, 4, 3], [4, 10, 2]]
+    assert re.search(r"^ +main +4 +2 +4 +12 +5 +0\.5 +1$", text, re.MULTILINE)
+    assert re.search(r"^ +all .* +2 +1 +4 +7 +0 +- +-1\.25$", text, re.MULTILINE)
+    assert "\n  (trained 0: each of its turns is trained by a context that stands before it)\n" in text
+    assert "\n  main, with its reward: format 1, \\x1b]0;owned" in text
+    assert "\n  main, credit by turn: node 2 -0.125, node 4 1\n" in text
+    assert ', metadata: {"role": "side"}\n' in text and "rest, credit" not in text
+    assert all(char == "\n" or char.isprintable() for char in text)
+
+
+def _untrained(sample: TrainingSample, num: int) -> TrainingSample:
+    """The sample without its first `num` tokens in training."""
+    return replace(
+        sample,
+        loss_mask=[0] * num + sample.loss_mask[num:],
+        logprobs=[0.0] * num + sample.logprobs[num:],
+        kept_mass=[1.0] * num + sample.kept_mass[num:],
+    )
 
 
 def test_long_token_runs_are_shortened_unless_full(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def _metadata(value: JsonObject, where: str) -> JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a value stands; formed as text only where it is told, since each of many values may lie under a long key."""
+    """Where a value stands. It becomes text only where it is told: many values may lie under one long key."""
 
     step: str | int
     above: _Place | None = None

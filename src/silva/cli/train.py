@@ -146,6 +146,7 @@ async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> 
             num_rollout=config.num_rollout,
             credit=build_credit(config, user_code),
             one_context=one_context_reason(config),
+            shared_prefix=shared_prefix(config),
         )
         trainer = Trainer(
             policy=await _policy(config),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from silva.state.lineage import SharedPrefix
-from silva.types.rollout import TrainingSample
+from silva.types.rollout import ResponseSpan, TrainingSample
 
 ContextCredit = float | tuple[float, ...]
 """What a context is given: one number, or one for each of its responses."""
@@ -33,6 +33,36 @@ def spread_credits(
         _with_credit(sample, _base(sample, credit), each)
         for sample, credit, each in zip(samples, credits, own, strict=True)
     )
+
+
+def train_shared(samples: Sequence[TrainingSample], shared_prefix: SharedPrefix) -> tuple[TrainingSample, ...]:
+    """The same contexts with every turn trained as `shared_prefix` says: by the first that holds it, or by each.
+
+    For samples that were recorded under the other rule. A turn that none of them trains stays untrained.
+    """
+    source: dict[ResponseKey, tuple[TrainingSample, ResponseSpan]] = {}
+    for sample in samples:
+        for span in sample.responses:
+            if any(sample.loss_mask[span.start : span.start + span.length]):
+                source.setdefault((sample.session_id, span.node_id), (sample, span))
+    taken: set[ResponseKey] = set()
+    shared: list[TrainingSample] = []
+    for sample in samples:
+        num = len(sample.token_ids)
+        mask, logprobs, kept = [0] * num, [0.0] * num, [1.0] * num
+        for span in sample.responses:
+            key = (sample.session_id, span.node_id)
+            if key not in source or (shared_prefix == "once" and key in taken):
+                continue
+            taken.add(key)
+            (other, there), length = source[key], span.length
+            own, recorded = slice(span.start, span.start + length), slice(there.start, there.start + length)
+            mask[own] = other.loss_mask[recorded]
+            logprobs[own] = other.logprobs[recorded]
+            kept[own] = other.kept_mass[recorded]
+        same = mask == sample.loss_mask
+        shared.append(sample if same else replace(sample, loss_mask=mask, logprobs=logprobs, kept_mass=kept))
+    return tuple(shared)
 
 
 def holders(samples: Iterable[TrainingSample]) -> Counter[ResponseKey]:

@@ -92,7 +92,7 @@ class Exporter:
             raise SessionFailure(
                 CONTEXTS_TOO_LARGE,
                 f"{where} exports {len(records)} contexts of {num_tokens} tokens together; at most "
-                f"{MAX_CONTEXT_TOKENS} are taken. Export the last state of each conversation, not each state on the way",
+                f"{MAX_CONTEXT_TOKENS} are taken. Export the last state of each conversation, not those on the way",
             )
         return records
 

@@ -6,8 +6,10 @@ import asyncio
 from pathlib import Path
 
 from silva.credit.grpo import session_reward
+from silva.credit.shared import train_shared
 from silva.rollout.groups import CreditStage, GroupResult, SlotFailure, refuse_images
 from silva.rollout.tally import GroupTally, StepGroups, by_session, tally
+from silva.state.lineage import SharedPrefix
 from silva.store.dumps import dump_path
 from silva.store.loads import RecordedGroup, read_rollout_dump
 from silva.types.errors import DatasetError, GroupEnd, SessionFailure
@@ -21,7 +23,8 @@ class RecordedGroups:
 
     Groups that were dropped or filtered are left out again, as are sessions that failed; both stay in the denominators.
     `credit` gives credits of its own to each group, as in the run that was recorded. `one_context`: why a session may
-    have no more than one context. Steps end at the first missing file, unless `num_rollout` asks for it.
+    have no more than one context. Turns that contexts share are trained as `shared_prefix` says, however they were
+    recorded. Steps end at the first missing file, unless `num_rollout` asks for it.
     """
 
     def __init__(
@@ -31,11 +34,13 @@ class RecordedGroups:
         num_rollout: int | None,
         credit: CreditStage | None = None,
         one_context: str | None = None,
+        shared_prefix: SharedPrefix = "once",
     ):
         self._template = template
         self._num_rollout = num_rollout
         self._credit = credit
         self._one_context = one_context
+        self._shared_prefix: SharedPrefix = shared_prefix
 
     async def collect(self, rollout_id: int) -> StepGroups:
         """The groups of one step. Raises DatasetError where its file is missing, is none of ours, or cannot train."""
@@ -69,6 +74,7 @@ class RecordedGroups:
                     "is not whole, and half a group would be credited otherwise than it was"
                 )
             self._check(path, samples)
+            samples = train_shared(samples, self._shared_prefix)
             try:
                 samples = samples if self._credit is None else await self._credit.assign(samples)
             except GroupEnd as found:
