@@ -195,10 +195,6 @@ def load_prompts(config: RunConfig, path: Path) -> Dataset:
         label_key=config.label_key,
         skip_bad_rows=config.skip_bad_rows,
     )
-    if config.label_key is not None and all(row.label is None for row in dataset.rows):
-        log.warning(
-            "dataset %s: no row has a value under %r (--label-key), so all labels are None", path, config.label_key
-        )
     if dataset.num_skipped:
         log.warning("dataset %s: %d broken rows were left out (--skip-bad-rows)", path, dataset.num_skipped)
     if dataset.keys_without_label:
