@@ -73,7 +73,8 @@ def test_a_label_key_that_no_row_has_is_told(tmp_path: Path, caplog: pytest.LogC
     for key in ("answer", "anwser"):
         load_prompts(RunConfig(label_key=key), path)
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
-        "no row has the key 'anwser' (--label-key), so every label is None; keys at the top of its rows: 'input', 'answer'"
+        "no row has the key 'anwser' (--label-key), so every label is None; "
+        "keys at the top of its rows: 'input', 'answer'"
     ]
 
 
