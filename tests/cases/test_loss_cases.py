@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from spans import responses_of
-from transformers import AutoModelForCausalLM, Qwen2Config
+from train_tiny import write_least_model
 
 from silva.agent.output import parse_output
 from silva.credit.grpo import assign_group_credit, group_advantages, has_no_spread
@@ -25,18 +25,7 @@ from silva.types.rollout import TrainingSample
 
 @pytest.fixture(scope="module")
 def hf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return folder
+    return write_least_model(tmp_path_factory.mktemp("model"), initializer_range=0.02)
 
 
 def make_sample(session: str, reward: float | None, credit: float | None = None) -> TrainingSample:

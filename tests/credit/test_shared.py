@@ -11,7 +11,7 @@ import torch
 from contexts import context, forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, Qwen2Config
+from train_tiny import write_least_model
 
 from silva.credit.grpo import assign_group_credit, token_shares
 from silva.credit.shared import num_shared_responses, spread_credits, train_shared
@@ -116,18 +116,7 @@ def test_the_share_of_a_context_is_that_of_its_tokens_with_shared_ones_in_parts(
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> PolicyTrainer:
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        initializer_range=0.3,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    folder = write_least_model(tmp_path_factory.mktemp("model"))
     return PolicyTrainer(folder, PolicyConfig(lr=0.0, clip_grad=0.0, device="cpu", max_tokens=64))
 
 

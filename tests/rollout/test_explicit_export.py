@@ -341,7 +341,7 @@ async def test_rewards_and_metadata_go_with_their_record(codec: TurnCodec):
             {"name": "side", "messages": history[:3], "tools": TOOLS, "metadata": {"role": "side"}, "color": 1},
             {"name": "other", "messages": history[:4], "tools": TOOLS, "reward": -1},
         ]
-        main, side, other = export(serve, "s", *records, reward_key="score")
+        main, side, other = export(serve, "s", *records, reward_keys={"train": "score"})
         assert (main.reward, main.helpers, main.metadata) == (0.5, {"n": 3.0, "ok": 1.0}, {})
         assert (side.reward, side.helpers, side.metadata) == (None, {}, {"role": "side"})
         assert (other.reward, other.helpers) == (-1.0, {})
@@ -349,7 +349,7 @@ async def test_rewards_and_metadata_go_with_their_record(codec: TurnCodec):
             export(serve, "s", *records)
         assert caught.value.reason == "reward_invalid"
 
-        keys = Exporter(ExportSettings(reward_key="a", eval_reward_key="b"))
+        keys = Exporter(ExportSettings(reward_keys={"train": "a", "eval": "b"}))
         data = b'{"reward": {"a": 1, "b": 2}}'
         rewards = [keys.records(serve.forest("s"), data, mode, "s")[0].reward for mode in ("train", "eval")]
         assert rewards == [1.0, 2.0]

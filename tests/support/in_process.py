@@ -18,9 +18,8 @@ from silva.state.codec import TurnCodec
 from silva.state.session import Session
 from silva.store.ledger import RunLedger
 from silva.types.errors import SessionFailure
-from silva.types.rollout import ExportRecord, SessionInput, TrainingSample
+from silva.types.rollout import ExportRecord, Samples, SessionInput
 
-Samples = tuple[TrainingSample, ...]
 Agent = Callable[["Talk"], Awaitable[list[ExportRecord]]]
 
 

@@ -24,6 +24,7 @@ from silva.cli.user_code import (
     build_rewards,
     has_custom_advantage,
     open_user_code,
+    reward_keys,
     shared_prefix,
 )
 from silva.config.options import RunConfig
@@ -146,8 +147,7 @@ def export_settings(config: RunConfig) -> ExportSettings:
         implicit=modes.get(config.agentic_export, "strict"),
         profiles=parse_profiles(config.agentic_profiles),
         lenient=config.agentic_echo_match != "exact",
-        reward_key=config.reward_key,
-        eval_reward_key=config.eval_reward_key,
+        reward_keys=reward_keys(config),
     )
 
 

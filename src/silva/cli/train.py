@@ -42,9 +42,6 @@ from silva.view.console import RunView
 
 log = logging.getLogger("silva")
 
-ALL = 1 << 40
-"""More prompts than a step can have: recorded steps are as large as they are."""
-
 if TYPE_CHECKING:
     from silva.train.policy import PolicyConfig, PolicyTrainer
     from silva.train.trainer import TrainerSettings
@@ -190,12 +187,12 @@ def _evaluator(
 def _trainer_settings(config: RunConfig, run_dir: Path, first: int) -> TrainerSettings:
     from silva.train.trainer import TrainerSettings
 
-    num_sessions = (config.rollout_batch_size or ALL) * config.n_samples_per_prompt
+    whole = config.rollout_batch_size and config.rollout_batch_size * config.n_samples_per_prompt
     return TrainerSettings(
         run_dir=run_dir,
         first_rollout=first,
         num_rollout=config.num_rollout,
-        global_batch_size=config.global_batch_size or num_sessions,
+        global_batch_size=config.global_batch_size or whole,
         num_steps=config.num_steps_per_rollout,
         std_normalization=not config.disable_grpo_std_normalization,
         credit_share=credit_share(config),

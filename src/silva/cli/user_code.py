@@ -16,6 +16,7 @@ from silva.rollout.rewards import GROUP_RM_PARAMS, RM_PARAMS, Rewards, RewardSet
 from silva.rollout.sample_views import Decode
 from silva.rollout.user_function import UserCodeError, UserFunction, UserFunctionPool
 from silva.state.lineage import SharedPrefix
+from silva.types.rollout import Mode
 from silva.types.sample_view import OptionsView
 
 log = logging.getLogger("silva")
@@ -90,6 +91,11 @@ def shared_prefix(config: RunConfig) -> SharedPrefix:
     return "each" if config.agentic_shared_prefix == "each" else "once"
 
 
+def reward_keys(config: RunConfig) -> dict[Mode, str | None]:
+    """By mode, the entry of a reward object that counts."""
+    return {"train": config.reward_key, "eval": config.eval_reward_key or config.reward_key}
+
+
 def build_rewards(config: RunConfig, user_code: UserCode, decode: Decode) -> Rewards:
     """The Reward stage under the options."""
     custom = has_custom_advantage(config)
@@ -97,7 +103,7 @@ def build_rewards(config: RunConfig, user_code: UserCode, decode: Decode) -> Rew
         needed=not custom,
         one_a_session=config.agentic_credit is not None,
         group_wise=config.group_rm,
-        keys={"train": config.reward_key, "eval": config.eval_reward_key or config.reward_key},
+        keys=reward_keys(config),
         num_retries=config.reward_retries,
         failure_score=config.reward_failure_score,
     )

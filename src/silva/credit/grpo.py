@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from silva.credit.reward import REWARD_INVALID, check_reward
-from silva.credit.shared import holders, spread_credits
+from silva.credit.shared import by_session, holders, spread_credits
 from silva.state.lineage import SharedPrefix
 from silva.types.errors import SessionFailure
 from silva.types.rollout import TrainingSample
@@ -141,13 +141,13 @@ def session_reward(samples: Sequence[TrainingSample]) -> float:
     Raises SessionFailure(reason="reward_invalid") where none has a reward, one is no number to train on, or two differ.
     """
     given = [sample for sample in samples if sample.reward is not None] or list(samples[:1])
-    first = check_reward(given[0].reward, _place(given[0]))
+    first = check_reward(given[0].reward, given[0].place)
     for sample in given[1:]:
-        reward = check_reward(sample.reward, _place(sample))
+        reward = check_reward(sample.reward, sample.place)
         if reward != first:
             raise SessionFailure(
                 REWARD_INVALID,
-                f"{_place(given[0])} has the reward {first!r} and {_place(sample)} {reward!r}: group-relative credit "
+                f"{given[0].place} has the reward {first!r} and {sample.place} {reward!r}: group-relative credit "
                 "needs one reward a session. Write it into one of its contexts, or let "
                 "--agentic-custom-advantage-path give each context its own credit",
             )
@@ -156,20 +156,13 @@ def session_reward(samples: Sequence[TrainingSample]) -> float:
 
 def _session_rewards(samples: Sequence[TrainingSample]) -> tuple[dict[str, float], dict[str, SessionFailure]]:
     """The reward of each usable session, and the failure of each other one."""
-    sessions: dict[str, list[TrainingSample]] = {}
-    for sample in samples:
-        contexts = sessions.setdefault(sample.session_id, [])
-        contexts.append(sample)
-        assert contexts[0].group_id == sample.group_id, f"{sample.session_id} is in two groups"
     rewards: dict[str, float] = {}
     rejected: dict[str, SessionFailure] = {}
-    for session_id, contexts in sessions.items():
+    for contexts in by_session(samples):
+        session_id = contexts[0].session_id
+        assert len({sample.group_id for sample in contexts}) == 1, f"{session_id} is in two groups"
         try:
             rewards[session_id] = session_reward(contexts)
         except SessionFailure as failure:
             rejected[session_id] = failure
     return rewards, rejected
-
-
-def _place(sample: TrainingSample) -> str:
-    return f"session {sample.session_id}" + (f", context {sample.name}" if sample.name is not None else "")

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 
 from silva.credit.reward import read_number, short, shown
-from silva.credit.shared import ContextCredit
+from silva.credit.shared import ContextCredit, by_session
 from silva.types.errors import GroupEnd, SessionFailure
 from silva.types.messages import JsonObject
 from silva.types.rollout import TrainingSample
@@ -31,7 +31,7 @@ def hook_input(samples: Iterable[TrainingSample]) -> HookInput:
     """What the function is given for these contexts of a group. The metadata are copies that it may change."""
     return [
         {name: copy.deepcopy(sample.metadata) for name, sample in contexts.items()}
-        for contexts in _by_session(samples).values()
+        for contexts in _by_name(samples).values()
     ]
 
 
@@ -42,7 +42,7 @@ def read_credits(value: object, samples: Sequence[TrainingSample]) -> list[Conte
     array of them with one for each response of the context. Raises GroupEnd: `custom_advantage_none` (filtered) for
     None, else `custom_advantage_invalid` with the session, the context, what was found and what is expected.
     """
-    sessions = _by_session(samples)
+    sessions = _by_name(samples)
     if value is None:
         raise GroupEnd(CUSTOM_NONE, "the custom advantage function returned None for the group", state="filtered")
     if not isinstance(value, list | tuple):
@@ -62,13 +62,13 @@ def read_credits(value: object, samples: Sequence[TrainingSample]) -> list[Conte
     return [credit_of[sample.session_id, sample.name] for sample in samples]
 
 
-def _by_session(samples: Iterable[TrainingSample]) -> dict[str, dict[str | None, TrainingSample]]:
+def _by_name(samples: Iterable[TrainingSample]) -> dict[str, dict[str | None, TrainingSample]]:
     """The contexts of each session by name; sessions in the order in which they appear, which is that of the slots."""
     sessions: dict[str, dict[str | None, TrainingSample]] = {}
-    for sample in samples:
-        contexts = sessions.setdefault(sample.session_id, {})
-        assert sample.name not in contexts, f"session {sample.session_id} has two contexts {sample.name!r}"
-        contexts[sample.name] = sample
+    for contexts in by_session(samples):
+        named = {sample.name: sample for sample in contexts}
+        assert len(named) == len(contexts), f"session {contexts[0].session_id} has two contexts of one name"
+        sessions[contexts[0].session_id] = named
     return sessions
 
 

@@ -65,6 +65,14 @@ def train_shared(samples: Sequence[TrainingSample], shared_prefix: SharedPrefix)
     return tuple(shared)
 
 
+def by_session(samples: Iterable[TrainingSample]) -> list[list[TrainingSample]]:
+    """The contexts of each session; sessions in the order in which they appear."""
+    found: dict[str, list[TrainingSample]] = {}
+    for sample in samples:
+        found.setdefault(sample.session_id, []).append(sample)
+    return list(found.values())
+
+
 def holders(samples: Iterable[TrainingSample]) -> Counter[ResponseKey]:
     """How many of these contexts hold each response."""
     return Counter((sample.session_id, span.node_id) for sample in samples for span in sample.responses)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from silva.data.parquet import parquet_rows
+from silva.state.identity import refuse_constant
 from silva.types.errors import DatasetError
 from silva.types.messages import JsonObject
 from silva.types.rollout import SessionInput
@@ -109,7 +110,7 @@ def _read_object(line: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(line, Mapping):
         return line
     try:
-        row = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant, parse_float=_finite)
+        row = json.loads(line.decode("utf-8-sig"), parse_constant=refuse_constant, parse_float=_finite)
     except UnicodeDecodeError as error:
         raise ValueError(f"not valid UTF-8 (byte {error.start})") from error
     except json.JSONDecodeError as error:
@@ -152,10 +153,6 @@ def _finite(text: str) -> float:
     if math.isinf(number):
         raise ValueError(f"{text} is too large for a number")
     return number
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON value")
 
 
 def _read_messages(value: Any, key: str) -> list[JsonObject]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from silva.state.identity import refuse_constant
 from silva.types.errors import RequestError
 
 RawObject = dict[str, msgspec.Raw]
@@ -79,7 +80,7 @@ def shown(value: Any) -> str:
 
 def _read_with_surrogates(body: bytes) -> Any:
     try:
-        value = json.loads(body.decode(), parse_constant=_refuse_constant, parse_float=_finite)
+        value = json.loads(body.decode(), parse_constant=refuse_constant, parse_float=_finite)
         return _scrub(value)
     except UnicodeDecodeError as error:
         raise _malformed(f"the request body is no valid UTF-8: {error.reason} at byte {error.start}", None) from error
@@ -106,10 +107,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"the number {text[:40]} is out of range")
     return value
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON value")
 
 
 def _malformed(message: str, field: str | None) -> RequestError:

@@ -8,9 +8,7 @@ from silva.credit.hook import CUSTOM_FAILED, HookInput, hook_input, read_credits
 from silva.credit.shared import spread_credits
 from silva.state.lineage import SharedPrefix
 from silva.types.errors import GroupEnd, SilvaError
-from silva.types.rollout import TrainingSample
-
-Samples = tuple[TrainingSample, ...]
+from silva.types.rollout import Samples
 
 ADVANTAGE_PARAMS = ("metadata_by_slot",)
 """What the function is given, by the names that an error tells."""

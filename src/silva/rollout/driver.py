@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -12,10 +12,11 @@ from silva.agent.client import AgentExit, AgentRunner, AgentSpec
 from silva.agent.environment import agent_environment
 from silva.agent.files import SessionFiles, create_session, log_tail, read_output_bytes
 from silva.rollout.export import NO_RESPONSE, Exporter
+from silva.state.lineage import SharedPrefix, build_samples
 from silva.state.session import Session
 from silva.types.clock import Clock
 from silva.types.errors import AgentExecutionError, SessionFailure
-from silva.types.rollout import ExportRecord, RequestRecord
+from silva.types.rollout import ExportRecord, RequestRecord, Samples
 
 RUNNER_LOST = "runner_lost"
 """Reason of a session that ended because the process that owns the agents died."""
@@ -155,6 +156,17 @@ def export_session(exporter: Exporter, session: Session) -> list[ExportRecord]:
         if failure.reason != NO_RESPONSE:
             raise
         raise SessionFailure(NO_RESPONSE, f"{failure}: {_why_none(session)}") from failure
+
+
+def session_samples(session: Session, records: Sequence[ExportRecord], shared_prefix: SharedPrefix) -> Samples:
+    """The exported contexts of a session, token by token. Takes a while where there are millions of tokens."""
+    return build_samples(
+        session.forest,
+        records,
+        session_id=session.session_id,
+        group_id=session.group_id,
+        shared_prefix=shared_prefix,
+    )
 
 
 def _why_none(session: Session) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -45,15 +46,14 @@ _TOP_LEVEL_TEXTS = ("system", "instructions", "input")
 class ExportSettings:
     """What is exported of sessions. `implicit`: of one whose agent named no context.
 
-    `profiles` and `lenient` are those under which requests were matched. `reward_key` names the entry of reward objects
-    that counts, `eval_reward_key` the same in eval where it is another.
+    `profiles` and `lenient` are those under which requests were matched. `reward_keys` name, by mode, the
+    entry of reward objects that counts.
     """
 
     implicit: ExportMode = "strict"
     profiles: tuple[Profile, ...] = tuple(PROFILES.values())
     lenient: bool = True
-    reward_key: str | None = None
-    eval_reward_key: str | None = None
+    reward_keys: Mapping[Mode, str | None] = field(default_factory=dict[Mode, "str | None"])
 
 
 class Exporter:
@@ -82,7 +82,7 @@ class Exporter:
             text = f"{names}: no record can be matched; " if names else ""
             raise SessionFailure(NO_RESPONSE, f"{text}the agent ended without an answer of the model")
         settings = self._settings
-        key = settings.reward_key if mode == "train" else settings.eval_reward_key or settings.reward_key
+        key = settings.reward_keys.get(mode)
         if document.records:
             records = self._explicit(forest, document.records, key, where)
         else:

@@ -15,17 +15,15 @@ from typing import Protocol
 from silva.credit.grpo import session_reward
 from silva.data.prompts import Prompt
 from silva.gateway.sessions import SessionRegistry
-from silva.rollout.driver import RUNNER_LOST, SessionDriver
-from silva.state.lineage import SharedPrefix, build_samples, node_records
+from silva.rollout.driver import RUNNER_LOST, SessionDriver, session_samples
+from silva.state.lineage import SharedPrefix, node_records
 from silva.state.session import Session
 from silva.store.ledger import RunLedger
 from silva.types.errors import GroupEnd, RunStopped, SessionFailure
 from silva.types.messages import JsonObject
-from silva.types.rollout import Mode, SessionRecord, SessionStatus, TrainingSample
+from silva.types.rollout import Mode, Samples, SessionRecord, SessionStatus, TrainingSample
 
 log = logging.getLogger("silva.rollout")
-
-Samples = tuple[TrainingSample, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,7 +240,9 @@ class GroupRunner:
         try:
             results = await self._judge_held(group, results)
             samples = _exported(results)
-            self._check_size(group, results)
+            num_left = sum(not isinstance(result, SlotFailure) for result in results)
+            if (small := too_few_left(num_left, len(results), group.settings)) is not None:
+                raise small
             if self._credit is not None and group.settings.mode == "train":
                 samples = await self._credit.assign(samples)
             end = None
@@ -252,38 +252,23 @@ class GroupRunner:
         failures = tuple(result for result in results if isinstance(result, SlotFailure))
         return GroupResult(prompt=group.prompt, group_id=group.group_id, samples=samples, failures=failures, end=end)
 
-    def _check_size(self, group: _Group, results: Sequence[Samples | SlotFailure]) -> None:
-        num_left = sum(not isinstance(result, SlotFailure) for result in results)
-        if num_left < group.settings.min_size:
-            reason = "all_sessions_failed" if num_left == 0 else "group_too_small"
-            raise GroupEnd(
-                reason,
-                f"{num_left} of {len(results)} sessions are left, and {group.settings.min_size} are needed "
-                "(--agentic-min-group-size)",
-            )
-
     async def _judge_held(self, group: _Group, results: list[Samples | SlotFailure]) -> list[Samples | SlotFailure]:
         """Have the group judged as a whole, where rewards are given so, and write its sessions."""
         if not group.held:
             return results
-        held = [group.held.get(_session_of(result)) for result in results]
-        waiting = [entry for entry in held if entry is not None]
+        waiting = [group.held[name] for name in map(_session_of, results) if name in group.held]
         try:
             judged = await self._rewards.judge_group([(session, outcome.samples) for session, outcome in waiting])
         except GroupEnd:
             for session, outcome in waiting:
                 self._end_held(group, session, outcome)
             raise
-        outcomes = iter(_judged(group.settings, verdict) for verdict in judged)
-        settled: list[Samples | SlotFailure] = []
-        for result, entry in zip(results, held, strict=True):
-            if entry is None:
-                settled.append(result)
-                continue
-            session, outcome = entry[0], next(outcomes)
+        settled: dict[str, Samples | SlotFailure] = {}
+        for (session, _), verdict in zip(waiting, judged, strict=True):
+            outcome = _judged(group.settings, verdict)
             self._end_held(group, session, outcome)
-            settled.append(self._settled(session, outcome))
-        return settled
+            settled[session.session_id] = self._settled(session, outcome)
+        return [settled.get(_session_of(result), result) for result in results]
 
     def _end_held(self, group: _Group, session: Session, outcome: Outcome) -> None:
         del group.held[session.session_id]
@@ -305,10 +290,10 @@ class GroupRunner:
         for try_index in itertools.count():
             session = self._open(group, slot, try_index)
             outcome = await self._run_session(group, session)
-            result = self._settled(session, outcome) if outcome.reason != RUNNER_LOST else None
-            if result is None:
+            if outcome.reason == RUNNER_LOST:
                 log.warning("session %s failed (%s): %s", session.session_id, outcome.reason, outcome.message)
                 continue
+            result = self._settled(session, outcome)
             if not isinstance(result, SlotFailure) or not outcome.retry:
                 return result
             num_failed += 1
@@ -349,7 +334,10 @@ class GroupRunner:
             samples = await self._export(group.settings, session)
             in_runtime = False
             group.slot_left()
-            _refuse_untrainable(group.settings, samples)
+            # What the options do not let be trained, whatever another run of the agent would bring.
+            if group.settings.text_only:
+                refuse_images(samples)
+            refuse_several(samples, group.settings.one_context)
             if self._rewards.group_wise:
                 outcome = Outcome.exported(samples)
                 group.held[session.session_id] = (session, outcome)
@@ -364,39 +352,38 @@ class GroupRunner:
             message = f"{type(error).__name__}: {error}"
             outcome = Outcome.failed(SessionFailure("internal_error", message), retry=in_runtime)
         finally:
-            await self._registry.end(session.session_id)
             if session.session_id not in group.held:
                 self._write(session, outcome)
         return outcome
 
     async def _export(self, settings: GroupSettings, session: Session) -> Samples:
         """Run the session's agent and form the contexts that it exports. Raises SessionFailure."""
-        session.open_gate()
         try:
+            session.open_gate()
             records = await self._driver.run(session)
         finally:
             await self._registry.end(session.session_id)
-        return await asyncio.to_thread(  # millions of tokens, where an agent exports its every state
-            build_samples,
-            session.forest,
-            records,
-            session_id=session.session_id,
-            group_id=session.group_id,
-            shared_prefix=settings.shared_prefix,
-        )
+        return await asyncio.to_thread(session_samples, session, records, settings.shared_prefix)
 
     def _write(self, session: Session, outcome: Outcome) -> None:
         self._ledger.end_session(session_record(session, outcome))
 
 
-def _refuse_untrainable(settings: GroupSettings, samples: Samples) -> None:
-    """Raise SessionFailure for contexts that the options do not let be trained, whatever another run would bring."""
-    if settings.text_only:
-        refuse_images(samples)
-    if settings.one_context is not None and len(samples) > 1:
-        raise SessionFailure(
-            "several_contexts", f"the session exported {len(samples)} contexts; {settings.one_context}"
-        )
+def too_few_left(num_left: int, num_slots: int, settings: GroupSettings) -> GroupEnd | None:
+    """The end of a group of which too few sessions are left; None where enough are."""
+    if num_left >= settings.min_size:
+        return None
+    return GroupEnd(
+        "group_too_small" if num_left else "all_sessions_failed",
+        f"{num_left} of {num_slots} sessions are left, and {settings.min_size} are needed (--agentic-min-group-size)",
+    )
+
+
+def refuse_several(samples: Sequence[TrainingSample], one_context: str | None) -> None:
+    """Raise SessionFailure where a session has more than one context and, for the reason given, may not."""
+    if one_context is not None and len(samples) > 1:
+        what = f"session {samples[0].session_id} exported {len(samples)} contexts"
+        raise SessionFailure("several_contexts", f"{what}; {one_context}")
 
 
 def _judged(settings: GroupSettings, verdict: Samples | SessionFailure) -> Outcome:

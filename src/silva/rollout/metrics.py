@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from silva.credit.passrate import pass_rates
-from silva.credit.shared import num_shared_responses
-from silva.rollout.tally import GroupTally, StepGroups, by_session, first_reward
+from silva.credit.shared import by_session, num_shared_responses
+from silva.rollout.tally import GroupTally, StepGroups, first_reward
 from silva.types.rollout import TrainingSample
 
 log = logging.getLogger("silva.rollout")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from silva.rollout.driver import export_session
+from silva.rollout.driver import export_session, session_samples
 from silva.rollout.export import Exporter
 from silva.rollout.groups import Outcome, session_record
-from silva.state.lineage import SharedPrefix, build_samples
+from silva.state.lineage import SharedPrefix
 from silva.state.session import Session
 from silva.store.ledger import RunLedger
 from silva.types.errors import SessionFailure
 from silva.types.messages import JsonObject
-from silva.types.rollout import TrainingSample
+from silva.types.rollout import Samples
 
 OPEN_DATASET = "open"
 
@@ -57,14 +57,8 @@ class OpenSessions:
         }
         return answer if outcome.message is None else {**answer, "message": outcome.message}
 
-    def _export(self, session: Session) -> tuple[TrainingSample, ...]:
-        return build_samples(
-            session.forest,
-            export_session(self._exporter, session),
-            session_id=session.session_id,
-            group_id=session.group_id,
-            shared_prefix=self._shared_prefix,
-        )
+    def _export(self, session: Session) -> Samples:
+        return session_samples(session, export_session(self._exporter, session), self._shared_prefix)
 
     async def cancel(self, session: Session) -> None:
         """A session that its client never finished."""

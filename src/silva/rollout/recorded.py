@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 from silva.credit.grpo import session_reward
-from silva.credit.shared import train_shared
-from silva.rollout.groups import CreditStage, GroupResult, SlotFailure, refuse_images
-from silva.rollout.tally import GroupTally, StepGroups, by_session, tally
+from silva.credit.shared import by_session, train_shared
+from silva.rollout.groups import CreditStage, GroupResult, SlotFailure, refuse_images, refuse_several
+from silva.rollout.tally import GroupTally, StepGroups, tally
 from silva.state.lineage import SharedPrefix
 from silva.store.dumps import dump_path
 from silva.store.loads import RecordedGroup, read_rollout_dump
@@ -91,9 +91,7 @@ class RecordedGroups:
         try:
             refuse_images(samples)
             for contexts in by_session(samples):
-                if self._one_context is not None and len(contexts) > 1:
-                    where = f"session {contexts[0].session_id} has {len(contexts)} contexts"
-                    raise SessionFailure("several_contexts", f"{where}; {self._one_context}")
+                refuse_several(contexts, self._one_context)
                 if self._credit is None:
                     session_reward(contexts)
         except SessionFailure as failure:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from silva.credit.grpo import CreditShare, assign_group_credit
-from silva.rollout.driver import NO_OUTPUT_REASONS, export_session
+from silva.rollout.driver import NO_OUTPUT_REASONS, export_session, session_samples
 from silva.rollout.export import Exporter
-from silva.rollout.groups import CreditStage, GroupSettings, Outcome, RewardStage
+from silva.rollout.groups import CreditStage, GroupSettings, Outcome, RewardStage, too_few_left
 from silva.rollout.open_sessions import OPEN_DATASET
 from silva.state.forest import SessionForest
-from silva.state.lineage import SharedPrefix, build_samples
+from silva.state.lineage import SharedPrefix
 from silva.state.restore import restore_forest
 from silva.state.session import Session
 from silva.store.dumps import session_lines, session_rows
@@ -27,7 +27,7 @@ from silva.store.queries import Context
 from silva.store.stored import StoredSession, load_session
 from silva.types.clock import SystemClock
 from silva.types.errors import GroupEnd, SessionFailure
-from silva.types.rollout import Mode, TrainingSample
+from silva.types.rollout import Mode, Samples, TrainingSample
 
 log = logging.getLogger("silva.rollout")
 
@@ -36,7 +36,6 @@ LEDGER_DAMAGED = "ledger_damaged"
 REWARD_MISSING = "reward_missing"
 
 Row = dict[str, Any]
-Samples = tuple[TrainingSample, ...]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -178,13 +177,8 @@ class Reexport:
             if stored.output is None and row["reason"] in ("output_invalid", "internal_error"):
                 return _Anew(row=row)  # what it wrote was not kept, or it is not known that its agent ended
             session = self._open(row, stored)
-            samples = build_samples(
-                session.forest,
-                export_session(self._exporter, session),
-                session_id=session.session_id,
-                group_id=session.group_id,
-                shared_prefix=self._settings[session.mode].shared_prefix,
-            )
+            records = export_session(self._exporter, session)
+            samples = session_samples(session, records, self._settings[session.mode].shared_prefix)
         except SessionFailure as failure:
             return _Anew(row=row, outcome=Outcome.failed(failure))
         except (ValueError, TypeError, LookupError) as error:
@@ -263,9 +257,9 @@ class Reexport:
             log.warning("group %s is %s (%s): %s", row["group_id"], end.state, end.reason, end)
             return {"prompt_state": end.state, "prompt_reason": end.reason}
         num_left = sum(anew.outcome is not None and anew.outcome.status == "exported" for anew in sessions)
-        if num_left < self._settings[row["mode"]].min_size:
-            reason = "group_too_small" if num_left else "all_sessions_failed"
-            return {"prompt_state": "dropped", "prompt_reason": reason}
+        small = too_few_left(num_left, row["group_size"], self._settings[row["mode"]])
+        if small is not None:
+            return {"prompt_state": small.state, "prompt_reason": small.reason}
         return {"prompt_state": "trained" if row["prompt_state"] == "trained" else "delivered", "prompt_reason": None}
 
 

@@ -16,16 +16,14 @@ from typing import Any
 from silva.agent.output import OutputDocument, parse_output, start_of
 from silva.credit.reward import Reward, read_reward
 from silva.rollout.metrics import spread
-from silva.rollout.sample_views import Decode, place_of, sample_view
+from silva.rollout.sample_views import Decode, sample_view
 from silva.rollout.user_function import UserCodeError, UserFunction
 from silva.state.session import Session
 from silva.types.errors import GroupEnd, SessionFailure
-from silva.types.rollout import Mode, TrainingSample
+from silva.types.rollout import Mode, Samples, TrainingSample
 from silva.types.sample_view import OptionsView, SampleView
 
 log = logging.getLogger("silva.rollout")
-
-Samples = tuple[TrainingSample, ...]
 
 RM_PARAMS = ("args", "sample")
 GROUP_RM_PARAMS = ("args", "samples")
@@ -147,12 +145,12 @@ class Rewards:
         except UserCodeError as error:
             score = self._settings.failure_score
             if score is None:
-                return SessionFailure("reward_failed", f"{place_of(sample)}: {error}")
-            log.warning("%s gets --reward-failure-score %g: %s", place_of(sample), score, error)
+                return SessionFailure("reward_failed", f"{sample.place}: {error}")
+            log.warning("%s gets --reward-failure-score %g: %s", sample.place, score, error)
             return self._with(sample, Reward(value=score))
         if value is None:
             lacks = f"{self._path} gave none; it must return a number"
-            return SessionFailure("reward_invalid", f"the reward of {place_of(sample)} is None: {lacks}")
+            return SessionFailure("reward_invalid", f"the reward of {sample.place} is None: {lacks}")
         try:
             return self._with(sample, self._read(sample, value, session.mode))
         except SessionFailure as failure:
@@ -177,7 +175,7 @@ class Rewards:
         return await asyncio.to_thread(sample_view, session, sample, self._decode)
 
     def _read(self, sample: TrainingSample, value: object, mode: Mode) -> Reward:
-        where = f"{place_of(sample)} (from {self._path})"
+        where = f"{sample.place} (from {self._path})"
         return read_reward(value, where, self._settings.keys[mode], allow_bool=True)
 
     def _with(self, sample: TrainingSample, reward: Reward) -> TrainingSample:

@@ -34,8 +34,3 @@ def sample_view(session: Session, sample: TrainingSample, decode: Decode) -> Sam
         num_turns=sample.num_turns,
         truncated=sample.truncated,
     )
-
-
-def place_of(sample: TrainingSample) -> str:
-    """The session and context of a sample, for messages."""
-    return f"session {sample.session_id}" + ("" if sample.name is None else f", context {sample.name}")

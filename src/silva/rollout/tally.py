@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from silva.credit.shared import by_session
 from silva.rollout.groups import GroupResult
 from silva.types.rollout import TrainingSample
 
@@ -49,14 +50,6 @@ class StepGroups:
     @property
     def tallies(self) -> list[GroupTally]:
         return [*map(tally, self.groups), *self.ended]
-
-
-def by_session(samples: Iterable[TrainingSample]) -> list[list[TrainingSample]]:
-    """The contexts of each session."""
-    found: dict[str, list[TrainingSample]] = {}
-    for sample in samples:
-        found.setdefault(sample.session_id, []).append(sample)
-    return list(found.values())
 
 
 def first_reward(contexts: Iterable[TrainingSample]) -> float | None:

@@ -34,15 +34,15 @@ log = logging.getLogger("silva.train")
 class TrainerSettings:
     """`first_rollout` is 0, or where a resumed run goes on. `num_rollout` None: until the prompts are over.
 
-    `global_batch_size` counts sessions of one optimizer step; where set, `num_steps` says how many of these a rollout
-    step has. Intervals count rollout steps; None is never. `credit_share` None: the samples of the groups come with
-    their credit.
+    `global_batch_size` counts sessions of one optimizer step, None takes all into one; where set, `num_steps` says how
+    many of these a rollout step has. Intervals count rollout steps; None is never. `credit_share` None: the samples
+    of the groups come with their credit.
     """
 
     run_dir: Path
     first_rollout: int
     num_rollout: int | None
-    global_batch_size: int
+    global_batch_size: int | None
     std_normalization: bool
     eval_interval: int | None
     save_interval: int | None
@@ -57,7 +57,7 @@ class TrainerSettings:
         """Optimizer steps on a rollout that yielded so many sessions: failures make them fewer or smaller."""
         if self.num_steps is not None:
             return max(1, min(self.num_steps, num_sessions))
-        return max(1, round(num_sessions / self.global_batch_size))
+        return 1 if self.global_batch_size is None else max(1, round(num_sessions / self.global_batch_size))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -122,6 +122,11 @@ class TrainingSample:
             raise ValueError(f"{where}: {len(self.response_credits)} credits for {len(self.responses)} responses")
 
     @property
+    def place(self) -> str:
+        """The session and the context, for messages."""
+        return f"session {self.session_id}" + ("" if self.name is None else f", context {self.name}")
+
+    @property
     def num_turns(self) -> int:
         return len(self.responses)
 
@@ -132,6 +137,9 @@ class TrainingSample:
     @property
     def min_version(self) -> int:
         return min(span.version for span in self.version_spans if span.version >= 0)
+
+
+Samples = tuple[TrainingSample, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,6 +40,12 @@ def write_model(folder: Path, kind: str = "qwen2", **overrides: Any) -> Path:
     return folder
 
 
+def write_least_model(folder: Path, **overrides: Any) -> Path:
+    """One layer over 32 ids: the least that has a loss and a gradient."""
+    least = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    return write_model(folder, **(least | {"num_attention_heads": 2, "num_key_value_heads": 1} | overrides))
+
+
 def write_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()  # type: ignore[assignment]
