@@ -12,8 +12,10 @@ import pytest
 from contexts import context, forked
 from gateway_serve import Json, Serve, serving
 
-from silva.credit.grpo import assign_group_credit, group_advantages
+from silva.credit.assign import assign_group_credit
+from silva.credit.grpo import standardised
 from silva.credit.shared import spread_credits
+from silva.credit.spread import centred
 from silva.gateway.turns import SamplingSettings
 from silva.rollout.credit import CustomAdvantage
 from silva.state.codec import TurnCodec
@@ -101,7 +103,7 @@ async def test_tree_05_a_session_with_many_contexts_weighs_as_one() -> None:
     many = [context("g-a", name, [(2, 1)], reward=1.0) for name in "xyz"]
     one = context("g-b", None, [(2, 1)], reward=0.0)
     for samples in ([*many, one], [one, *many]):
-        credited, stats = assign_group_credit(samples, std_normalization=False, shared_prefix="each")
+        credited, stats = assign_group_credit(samples, credit_of=centred, shared_prefix="each")
         assert {(s.session_id, s.credit) for s in credited} == {("g-a", 0.5), ("g-b", -0.5)}
         assert (stats.num_groups, stats.num_sessions) == (1, 2)
 
@@ -133,7 +135,7 @@ def test_tree_06_groups_of_unequal_size_are_centred_on_their_own_mean(seed: int 
     ]
     if seed is not None:
         random.Random(seed).shuffle(samples)
-    credited, _ = assign_group_credit(samples, std_normalization=False)
+    credited, _ = assign_group_credit(samples, credit_of=centred)
     credit = {s.session_id: s.credit for s in credited}
     assert credit == {
         **{"g0-0": -1.75, "g0-1": -0.75, "g0-2": 0.25, "g0-3": 2.25},
@@ -208,5 +210,5 @@ def test_loss_05_rewards_that_contexts_of_a_session_disagree_on_cost_that_sessio
     assert set(stats.rejected) == {"g-0", "g-4"} and "None" in str(stats.rejected["g-0"])
     assert "context a has the reward 0.0 and session g-4, context b 1.0" in str(stats.rejected["g-4"])
     assert [s.credit for s in credited] == pytest.approx(
-        [group_advantages([1.0, 0.5, 0.0])[i] for i in (0, 1, 1, 2)], abs=1e-12
+        [standardised([1.0, 0.5, 0.0])[i] for i in (0, 1, 1, 2)], abs=1e-12
     )

@@ -69,7 +69,7 @@ def test_resolved_options_survive_their_own_file(tmp_path: Path) -> None:
         (["--engine", "vllm"], "not built"),
         (["--engine", "magic"], "one of torch, scripted"),
         (["--agentic-echo-match", "loose"], "one of lenient, exact"),
-        (["--advantage-estimator", "rloo"], "not built"),
+        (["--advantage-estimator", "magic"], "one of grpo, rloo"),
         (["--apply-chat-template-kwargs", "[1]"], "JSON object"),
         (["--gateway-port", "70000"], "at most 65535"),
         (["--agentic-tool-call-parser", "magic"], "one of none, auto, generic"),

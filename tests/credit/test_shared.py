@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from train_tiny import write_least_model
 
-from silva.credit.grpo import assign_group_credit, token_shares
+from silva.credit.assign import assign_group_credit, token_shares
 from silva.credit.shared import num_shared_responses, spread_credits, train_shared
 from silva.train.policy import PolicyConfig, PolicyTrainer
 from silva.types.rollout import TrainingSample

@@ -220,5 +220,5 @@ def test_only_side_files_are_copied(tmp_path: Path) -> None:
 
 
 def test_reading_checkpoints_needs_no_torch() -> None:
-    code = "import sys, silva.train.checkpoint, silva.credit.grpo; sys.exit('torch' in sys.modules)"
+    code = "import sys, silva.train.checkpoint, silva.credit.assign; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,11 @@ from train_tiny import VOCAB, make_sample, random_samples, write_model, write_to
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from silva.train.checkpoint import checkpoint_dir, is_complete, latest_checkpoint
-from silva.train.losses import ClipConfig
+from silva.train.learner import Learner, TorchThread
+from silva.train.losses.clip import ClipConfig
+from silva.train.objective import ObjectiveConfig
 from silva.train.policy import PolicyConfig, PolicyTrainer, StepResult
+from silva.train.signals import Signals
 from silva.train.trainer import TrainerSettings
 from silva.types.errors import ConfigError, SilvaError
 from silva.types.rollout import TrainingSample
@@ -86,8 +91,10 @@ def reference_step(
             new, credit = logp_V[sample.token_ids[t]], sample.credit
             assert credit is not None
             rho = math.exp(min(max(new - old_T[t], -20), 20))
-            high = config.clip.eps if config.clip.eps_high is None else config.clip.eps_high
-            plain, clipped = -rho * credit, -min(max(rho, 1 - config.clip.eps), 1 + high) * credit
+            high = (
+                config.objective.clip.eps if config.objective.clip.eps_high is None else config.objective.clip.eps_high
+            )
+            plain, clipped = -rho * credit, -min(max(rho, 1 - config.objective.clip.eps), 1 + high) * credit
             per_session.setdefault(sample.session_id, []).append(max(plain, clipped))
             sums["ppo_kl"] += old_T[t] - new
             sums["pg_clipfrac"] += clipped > plain
@@ -108,7 +115,11 @@ def reference_step(
     "settings",
     [
         {"reduction": "session_mean", "temperature": 1.0},
-        {"reduction": "per_token", "temperature": 0.7, "clip": ClipConfig(eps=0.2, eps_high=0.28)},
+        {
+            "reduction": "per_token",
+            "temperature": 0.7,
+            "objective": ObjectiveConfig(clip=ClipConfig(eps=0.2, eps_high=0.28)),
+        },
         {"reduction": "seq_mean_token_sum_norm", "max_response_len": 9, "temperature": 0.0},
     ],
 )
@@ -116,7 +127,7 @@ def test_a_step_equals_its_float64_definition(hf_dir: Path, settings: dict[str, 
     samples = random_samples(1, 6)
     trainer = make_trainer(hf_dir, micro_batch_size=3, **settings)
     old = old_policy(samples, trainer)
-    result = trainer.train_step(samples, old_logprobs=old)
+    result = trainer.train_step(samples, signals=Signals(old=old))
     assert not result.skipped and trainer.num_updates == 1
     expected = reference_step(hf_dir, samples, old, trainer.config)
     assert 0 < expected["pg_clipfrac"] < 1
@@ -139,7 +150,7 @@ def test_loss_and_gradient_do_not_depend_on_packing_or_order(hf_dir: Path, reduc
         if reference is not None:
             np.random.default_rng(order_seed).shuffle(order)
         result, gradients = step_with_gradients(
-            trainer, [samples[i] for i in order], old_logprobs=[old[i] for i in order]
+            trainer, [samples[i] for i in order], signals=Signals(old=[old[i] for i in order])
         )
         if reference is None:
             reference = result, gradients
@@ -165,7 +176,6 @@ def test_failed_sessions_make_steps_smaller_or_fewer() -> None:
         first_rollout=0,
         num_rollout=1,
         global_batch_size=4,
-        std_normalization=True,
         eval_interval=None,
         save_interval=None,
         save_hf=None,
@@ -181,7 +191,7 @@ def test_gradient_equals_finite_differences(tmp_path: Path) -> None:
     trainer = make_trainer(write_model(tmp_path, "gpt_neox"), micro_batch_size=2, temperature=0.8)
     trainer.model.double()
     old = old_policy(samples, trainer, spread=0.05)
-    _, gradients = step_with_gradients(trainer, samples, old_logprobs=old)
+    _, gradients = step_with_gradients(trainer, samples, signals=Signals(old=old))
     parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
     generator = torch.Generator().manual_seed(4)
     direction = [torch.randn(p.shape, generator=generator, dtype=torch.float64) for p in parameters]
@@ -191,7 +201,7 @@ def test_gradient_equals_finite_differences(tmp_path: Path) -> None:
         with torch.no_grad():
             for p, d in zip(parameters, direction, strict=True):
                 p.add_(d, alpha=distance)
-        value = trainer.train_step(samples, old_logprobs=old).metrics["train/loss"]
+        value = trainer.train_step(samples, signals=Signals(old=old)).metrics["train/loss"]
         with torch.no_grad():
             for p, d in zip(parameters, direction, strict=True):
                 p.sub_(d, alpha=distance)
@@ -218,7 +228,9 @@ def test_with_several_steps_the_old_policy_is_that_before_the_first(hf_dir: Path
     samples = random_samples(6, 6)
     settings = {"lr": 5e-3, "micro_batch_size": 2}
     trainer = make_trainer(hf_dir, **settings)
-    first, second = trainer.train_rollout(samples, num_steps=2)
+    with closing(TorchThread()) as thread:
+        learner = Learner(trainer, thread)
+        first, second = asyncio.run(learner.train_rollout(samples, rollout_id=0, num_steps=2))
     assert first.metrics["train/ppo_kl"] == pytest.approx(0, abs=1e-6)
     assert abs(second.metrics["train/ppo_kl"]) > 1e-3
     assert trainer.num_updates == 2
@@ -227,7 +239,7 @@ def test_with_several_steps_the_old_policy_is_that_before_the_first(hf_dir: Path
     old = by_hand.compute_logprobs(samples)
     halves = [[i for i, s in enumerate(samples) if (int(s.session_id[1:]) >= 3) == late] for late in (False, True)]
     for half in halves:
-        by_hand.train_step([samples[i] for i in half], old_logprobs=[old[i] for i in half])
+        by_hand.train_step([samples[i] for i in half], signals=Signals(old=[old[i] for i in half]))
     assert_same_weights(weights_of(trainer), weights_of(by_hand))
 
 
@@ -312,8 +324,10 @@ def test_bfloat16_computes_narrow_and_keeps_wide_weights(hf_dir: Path) -> None:
     trainer = make_trainer(hf_dir, dtype="bfloat16", lr=1e-6)
     wide = make_trainer(hf_dir)
     old = old_policy(samples, wide, spread=0.05)
-    narrow_loss = trainer.train_step(samples, old_logprobs=old).metrics["train/loss"]
-    assert narrow_loss == pytest.approx(wide.train_step(samples, old_logprobs=old).metrics["train/loss"], abs=0.1)
+    narrow_loss = trainer.train_step(samples, signals=Signals(old=old)).metrics["train/loss"]
+    assert narrow_loss == pytest.approx(
+        wide.train_step(samples, signals=Signals(old=old)).metrics["train/loss"], abs=0.1
+    )
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
     assert {t.dtype for t in trainer.state_dict_for_engine().values()} == {torch.bfloat16}
     # a step of this size is far below the spacing of bfloat16 numbers, yet it is not lost

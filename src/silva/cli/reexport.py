@@ -18,6 +18,7 @@ from silva.cli.loop import run_async
 from silva.cli.user_code import (
     build_credit,
     build_rewards,
+    credit_of,
     credit_share,
     has_custom_advantage,
     open_user_code,
@@ -77,7 +78,7 @@ async def _reexport(
             folder.mkdir(parents=True, exist_ok=True)  # for the log of the functions, which stands beside the files
         code = await open_user_code(config, folder, run_id_of(run_dir), stack)
         credit = build_credit(config, code) or GroupCredit(
-            std_normalization=not config.disable_grpo_std_normalization,
+            credit_of=credit_of(config),
             share=credit_share(config) or "shared",
             shared_prefix=shared_prefix(config),
         )

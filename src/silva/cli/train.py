@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
+import math
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +19,13 @@ from silva.cli.build import (
     eval_concurrency,
     group_settings,
     load_prompts,
-    num_threads,
     open_groups,
     open_runtime,
     run_id_of,
 )
+from silva.cli.learner import build_learner
 from silva.cli.loop import run_async
-from silva.cli.user_code import build_credit, credit_share, open_user_code, shared_prefix
+from silva.cli.user_code import build_credit, credit_of, credit_share, open_user_code, shared_prefix
 from silva.config.options import RunConfig
 from silva.config.parse import read_config_file, resolve, write_config_file
 from silva.config.validate import eval_sets, one_context_reason, trains_on_records, validate
@@ -43,7 +43,6 @@ from silva.view.console import RunView
 log = logging.getLogger("silva")
 
 if TYPE_CHECKING:
-    from silva.train.policy import PolicyConfig, PolicyTrainer
     from silva.train.trainer import TrainerSettings
 
 
@@ -89,22 +88,29 @@ async def _train(
     config: RunConfig, view: RunView, run_dir: Path, dataset: Dataset, evals: dict[str, Dataset], *, resume: bool
 ) -> int:
     from silva.train.checkpoint import latest_checkpoint
+    from silva.train.learner import TorchThread
     from silva.train.trainer import Trainer
 
     folder = latest_checkpoint(run_dir / "checkpoints") if resume else None
-    policy = None if config.debug_rollout_only else await _policy(config)
-    first = 0
-    if folder is not None:
-        assert policy is not None
-        state = await asyncio.to_thread(policy.load_checkpoint, folder)
-        first = int(state["extra"]["next_rollout"])
-    view.say(f"run folder: {run_dir}" + (f", going on at step {first}" if resume else ""))
-    async with open_runtime(
-        config, view, run_dir, recover_step=first - 1 if resume else None, engine_dir=folder, version=first
-    ) as runtime:
+    learner, first = None, 0
+    async with AsyncExitStack() as stack:
+        if not config.debug_rollout_only:
+            thread = TorchThread()
+            stack.callback(thread.close)
+            learner = await build_learner(config, thread, num_rollout=_num_rollout(config, dataset))
+        if folder is not None:
+            assert learner is not None
+            state = await learner.load_checkpoint(folder)
+            first = int(state["extra"]["next_rollout"])
+        view.say(f"run folder: {run_dir}" + (f", going on at step {first}" if resume else ""))
+        runtime = await stack.enter_async_context(
+            open_runtime(
+                config, view, run_dir, recover_step=first - 1 if resume else None, engine_dir=folder, version=first
+            )
+        )
         groups, budget = await open_groups(runtime, credited=True)
         trainer = Trainer(
-            policy=policy,
+            learner=learner,
             engine=runtime.engine,
             source=build_producer(runtime, dataset, groups, budget, replace_dropped=True),
             evaluator=_evaluator(runtime, evals, groups, budget),
@@ -127,6 +133,7 @@ async def _train(
 
 async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> int:
     """Training on the dumps of another run. Neither prompts nor sessions exist here, so there is no run ledger."""
+    from silva.train.learner import TorchThread
     from silva.train.trainer import Trainer
 
     used = [name for name in (DB_NAME, METRICS_NAME) if (run_dir / name).exists()]
@@ -138,6 +145,8 @@ async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> 
         user_code = await open_user_code(replace(config, custom_rm_path=None), run_dir, run_id_of(run_dir), stack)
         write_config_file(config, run_dir / "config.toml")
         view.say(f"run folder: {run_dir}; training on {config.load_debug_rollout_data}, without agents")
+        thread = TorchThread()
+        stack.callback(thread.close)
         source = RecordedGroups(
             config.load_debug_rollout_data,
             num_rollout=config.num_rollout,
@@ -146,7 +155,7 @@ async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> 
             shared_prefix=shared_prefix(config),
         )
         trainer = Trainer(
-            policy=await _policy(config),
+            learner=await build_learner(config, thread, num_rollout=config.num_rollout),
             engine=None,
             source=source,
             evaluator=None,
@@ -161,10 +170,13 @@ async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> 
     return 0
 
 
-async def _policy(config: RunConfig) -> PolicyTrainer:
-    from silva.train.policy import PolicyTrainer
-
-    return await asyncio.to_thread(PolicyTrainer, str(config.hf_checkpoint), policy_config(config))
+def _num_rollout(config: RunConfig, dataset: Dataset) -> int | None:
+    """Rollout steps of the whole run, as far as the options and the data tell."""
+    assert config.rollout_batch_size is not None
+    counts = [] if config.num_rollout is None else [config.num_rollout]
+    if config.num_epoch is not None:
+        counts.append(math.ceil(len(dataset.rows) * config.num_epoch / config.rollout_batch_size))
+    return min(counts, default=None)
 
 
 def _evaluator(
@@ -194,37 +206,11 @@ def _trainer_settings(config: RunConfig, run_dir: Path, first: int) -> TrainerSe
         num_rollout=config.num_rollout,
         global_batch_size=config.global_batch_size or whole,
         num_steps=config.num_steps_per_rollout,
-        std_normalization=not config.disable_grpo_std_normalization,
+        credit_of=credit_of(config),
         credit_share=credit_share(config),
         shared_prefix=shared_prefix(config),
         eval_interval=config.eval_interval,
         save_interval=config.save_interval,
         save_hf=None if config.save_hf is None else Path(config.save_hf),
         passrate=config.log_passrate,
-    )
-
-
-def policy_config(config: RunConfig) -> PolicyConfig:
-    """The training options as the policy takes them."""
-    from silva.train.losses import ClipConfig
-    from silva.train.policy import PolicyConfig
-
-    reduction = "per_token" if config.calculate_per_token_loss else config.loss_reduction or "session_mean"
-    return PolicyConfig(
-        dtype=config.dtype,  # pyright: ignore[reportArgumentType]  checked by the option's choices
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        clip_grad=config.clip_grad,
-        clip=ClipConfig(
-            eps=config.eps_clip,
-            eps_high=config.eps_clip_high,
-            dual_clip=config.eps_clip_c,
-        ),
-        temperature=config.rollout_temperature,
-        micro_batch_size=config.micro_batch_size,
-        max_tokens=config.max_tokens_per_gpu,
-        reduction=reduction,  # pyright: ignore[reportArgumentType]  checked by the option's choices
-        max_response_len=config.rollout_max_response_len,
-        num_threads=num_threads(Path(str(config.hf_checkpoint))),
-        seed=config.seed,
     )

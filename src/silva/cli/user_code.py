@@ -9,13 +9,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from silva.config.options import RunConfig
-from silva.credit.grpo import CreditShare
+from silva.credit.assign import CreditShare
+from silva.credit.spread import CreditFunction
 from silva.rollout.credit import ADVANTAGE_PARAMS, CustomAdvantage
 from silva.rollout.groups import CreditStage
 from silva.rollout.rewards import GROUP_RM_PARAMS, RM_PARAMS, Rewards, RewardSettings
 from silva.rollout.sample_views import Decode
 from silva.rollout.user_function import UserCodeError, UserFunction, UserFunctionPool
 from silva.state.lineage import SharedPrefix
+from silva.train.algorithms import ALGORITHMS, credit_function
 from silva.types.rollout import Mode
 from silva.types.sample_view import OptionsView
 
@@ -76,6 +78,13 @@ def build_credit(config: RunConfig, user_code: UserCode) -> CreditStage | None:
         failed=UserCodeError,
         shared_prefix=shared_prefix(config),
         path=config.agentic_custom_advantage_path,
+    )
+
+
+def credit_of(config: RunConfig) -> CreditFunction:
+    """How the rewards of a group become the credit of its sessions."""
+    return credit_function(
+        ALGORITHMS[config.advantage_estimator], std_normalization=not config.disable_grpo_std_normalization
     )
 
 

@@ -7,38 +7,17 @@ sentence, never accepted and ignored.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from silva.config.option import opt
+from silva.config.training_options import TrainingOptions
 from silva.state.parsers import parser_names
 from silva.state.profiles import PROFILES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OptionInfo:
-    """How one field is read from the command line and checked."""
-
-    group: str
-    help: str
-    kind: str
-    choices: tuple[str, ...] = ()
-    later_choices: tuple[str, ...] = ()
-    low: float | None = None
-    high: float | None = None
-    low_open: bool = False
-    metavar: str | None = None
-
-
-def opt(group: str, kind: str, default: Any, help: str, **more: Any) -> Any:
-    """A dataclass field that carries its OptionInfo."""
-    info = OptionInfo(group=group, help=help, kind=kind, **more)
-    if isinstance(default, (list, dict)):
-        return field(default_factory=default.copy, metadata={"option": info})
-    return field(default=default, metadata={"option": info})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunConfig:
+class RunConfig(TrainingOptions):
     """All options, resolved. See each field's help; `silva train --help` prints them."""
 
     # run
@@ -240,13 +219,6 @@ class RunConfig:
         "Sessions of one optimizer step (default: --rollout-batch-size times --n-samples-per-prompt).",
         low=1,
     )
-    num_steps_per_rollout: int | None = opt(
-        "training",
-        "int",
-        None,
-        "Optimizer steps that the sessions of one rollout step are split into (default: by --global-batch-size).",
-        low=1,
-    )
     rollout_temperature: float = opt("rollout", "float", 1.0, "Sampling temperature; 0 is argmax.", low=0)
     rollout_top_p: float = opt(
         "rollout", "float", 1.0, "Sampling keeps the likeliest tokens up to this mass.", low=0, high=1, low_open=True
@@ -341,24 +313,6 @@ class RunConfig:
         low=-1e30,
         high=1e30,
     )
-    # algorithm
-    advantage_estimator: str = opt(
-        "algorithm",
-        "choice",
-        "grpo",
-        "How rewards become credit.",
-        choices=("grpo",),
-        later_choices=(
-            "rloo",
-            "reinforce_plus_plus",
-            "reinforce_plus_plus_baseline",
-            "maxrl",
-            "gspo",
-            "cispo",
-            "sapo",
-            "ppo",
-        ),
-    )
     agentic_custom_advantage_path: str | None = opt(
         "reward",
         "str",
@@ -373,61 +327,6 @@ class RunConfig:
         "What each of several contexts gets of its session's credit: all of it, or its share of the sampled tokens "
         "(default: several contexts are refused in training).",
         choices=("shared", "split"),
-    )
-    eps_clip: float = opt(
-        "algorithm", "float", 0.2, "Lower clip distance of the policy ratio.", low=0, low_open=True, high=1
-    )
-    eps_clip_high: float | None = opt(
-        "algorithm", "float", None, "Upper clip distance (default: --eps-clip).", low=0, low_open=True
-    )
-    eps_clip_c: float | None = opt(
-        "algorithm",
-        "float",
-        None,
-        "Dual clip bound for negative advantages, above 1 (default: off).",
-        low=1,
-        low_open=True,
-    )
-    disable_grpo_std_normalization: bool = opt(
-        "algorithm", "bool", False, "Centre rewards in their group without dividing by their spread."
-    )
-    calculate_per_token_loss: bool = opt(
-        "algorithm", "bool", False, "Weigh every trainable token alike; same as --loss-reduction per_token."
-    )
-    loss_reduction: str | None = opt(
-        "algorithm",
-        "choice",
-        None,
-        "How token losses are averaged (default: session_mean).",
-        choices=("session_mean", "per_token", "seq_mean_token_sum_norm"),
-    )
-    # training
-    lr: float = opt("training", "float", 1e-6, "Learning rate of AdamW.", low=0)
-    lr_schedule: str = opt(
-        "training",
-        "choice",
-        "constant",
-        "Course of the learning rate.",
-        choices=("constant",),
-        later_choices=("cosine",),
-    )
-    weight_decay: float = opt("training", "float", 0.0, "Weight decay of AdamW.", low=0)
-    clip_grad: float = opt("training", "float", 1.0, "Largest norm of the gradient.", low=0, low_open=True)
-    micro_batch_size: int = opt(
-        "training", "int", 1, "Samples of one packed row, which is one forward and backward pass.", low=1
-    )
-    use_dynamic_batch_size: bool = opt(
-        "training",
-        "bool",
-        False,
-        "Pack as many samples into a row as --max-tokens-per-gpu allows, instead of --micro-batch-size.",
-    )
-    max_tokens_per_gpu: int | None = opt(
-        "training",
-        "int",
-        None,
-        "Most tokens of one packed row with --use-dynamic-batch-size; no sample may have more.",
-        low=1,
     )
     # engines
     engine: str = opt(
@@ -497,7 +396,6 @@ class RunConfig:
 
 LATER: Mapping[str, tuple[str, str]] = {
     # name: (argparse nargs, what it belongs to)
-    "ref_load": ("1", "reference models"),
     "agentic_prelaunch": ("0", "prelaunch"),
     "external_slots": ("1", "the capacity check"),
     "agentic_session_lifecycle": ("0", "KV scheduling"),
@@ -512,31 +410,9 @@ LATER: Mapping[str, tuple[str, str]] = {
     "partial_rollout_max_aborted_count": ("1", "partial rollout"),
     "fully_async": ("0", "fully async training"),
     "max_sample_staleness": ("1", "asynchronous rollout"),
-    "max_token_staleness": ("1", "off-policy masks"),
     "mask_offpolicy_in_partial_rollout": ("0", "partial rollout"),
     "tool_key": ("1", "dataset tools"),
     "multimodal_keys": ("1", "images"),
-    "kl_coef": ("1", "KL terms"),
-    "use_kl_loss": ("0", "KL terms"),
-    "kl_loss_coef": ("1", "KL terms"),
-    "kl_loss_type": ("1", "KL terms"),
-    "use_unbiased_kl": ("0", "KL terms"),
-    "entropy_coef": ("1", "the entropy bonus"),
-    "gamma": ("1", "returns over tokens"),
-    "lambd": ("1", "returns over tokens"),
-    "normalize_advantages": ("0", "whitening"),
-    "use_tis": ("0", "off-policy corrections"),
-    "tis_clip": ("1", "off-policy corrections"),
-    "tis_clip_low": ("1", "off-policy corrections"),
-    "tis_level": ("1", "off-policy corrections"),
-    "tis_mode": ("1", "off-policy corrections"),
-    "custom_tis_function_path": ("1", "off-policy corrections"),
-    "use_opsm": ("0", "off-policy corrections"),
-    "opsm_delta": ("1", "off-policy corrections"),
-    "use_rollout_logprobs": ("0", "off-policy corrections"),
-    "opd_coef": ("1", "distillation"),
-    "opd_teacher": ("1", "distillation"),
-    "warmup": ("1", "learning rate schedules"),
     "tensorboard": ("0", "metric writers"),
     "wandb_project": ("1", "metric writers"),
     "ray": ("0", "clusters"),

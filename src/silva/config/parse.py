@@ -14,7 +14,8 @@ from typing import Any
 
 import tomli_w
 
-from silva.config.options import LATER, OptionInfo, RunConfig, later_sentence
+from silva.config.option import OptionInfo
+from silva.config.options import LATER, RunConfig, later_sentence
 from silva.types.errors import ConfigError
 
 _UNSET: Any = object()
@@ -44,7 +45,9 @@ def option_fields() -> dict[str, tuple[Field[Any], OptionInfo]]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Give a command every option, in groups; those whose part is not built stand in a group of their own."""
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for name, (item, info) in option_fields().items():
+    options = option_fields().items()
+    # inherited fields come first in a class; the help starts with the others all the same
+    for name, (item, info) in sorted(options, key=lambda option: option[1][1].group in ("algorithm", "training")):
         if info.group not in groups:
             groups[info.group] = parser.add_argument_group(info.group)
         _add_flag(groups[info.group], name, item, info)

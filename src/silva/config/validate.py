@@ -9,6 +9,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from silva.config.options import RunConfig
+from silva.config.validate_training import check_algorithm, check_group_size
 from silva.state.profiles import parse_profiles
 from silva.store.dumps import check_dump_template
 from silva.types.errors import ConfigError
@@ -32,8 +33,10 @@ def validate(config: RunConfig, command: Command) -> None:
     if trains_on_records(config):
         _check_credit(config)
         _check_packing(config)
-        _check_loss(config)
+        check_algorithm(config)
         _check_save_hf(config)
+        if config.lr_schedule == "cosine" and config.num_rollout is None:
+            raise ConfigError("--lr-schedule cosine needs --num-rollout here: how many files there are is not known")
         return
     _check_engine(config, command)
     _check_not_built(config)
@@ -306,11 +309,8 @@ def _check_agent(config: RunConfig) -> None:
 
 def _check_groups(config: RunConfig, command: Command) -> None:
     n = config.n_samples_per_prompt
-    if command == "train" and n == 1 and config.agentic_custom_advantage_path is None:
-        raise ConfigError(
-            f"--advantage-estimator {config.advantage_estimator} with --n-samples-per-prompt 1 trains nothing: a group "
-            "of one has no spread. Take at least 2 samples a prompt, or let --agentic-custom-advantage-path give credit"
-        )
+    if command == "train":
+        check_group_size(config)
     if min_group_size(config) > n:
         raise ConfigError(
             f"--agentic-min-group-size {min_group_size(config)} is more than --n-samples-per-prompt {n}: "
@@ -325,17 +325,12 @@ def _check_groups(config: RunConfig, command: Command) -> None:
             f"({config.rollout_batch_size} prompts x {n} samples)"
         )
     _check_num_steps(config, sessions)
-    _check_loss(config)
+    check_algorithm(config)
 
 
 def _check_save_hf(config: RunConfig) -> None:
     if config.save_hf is not None and Path(config.save_hf).exists() and not Path(config.save_hf).is_dir():
         raise ConfigError(f"--save-hf is {config.save_hf!r}, which is a file; it must name a folder")
-
-
-def _check_loss(config: RunConfig) -> None:
-    if config.calculate_per_token_loss and config.loss_reduction not in (None, "per_token"):
-        raise ConfigError(f"--calculate-per-token-loss contradicts --loss-reduction {config.loss_reduction}")
 
 
 def _check_num_steps(config: RunConfig, sessions: int) -> None:

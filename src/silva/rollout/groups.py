@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from silva.credit.grpo import session_reward
+from silva.credit.assign import session_reward
 from silva.data.prompts import Prompt
 from silva.gateway.sessions import SessionRegistry
 from silva.rollout.driver import RUNNER_LOST, SessionDriver, session_samples

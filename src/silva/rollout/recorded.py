@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from silva.credit.grpo import session_reward
+from silva.credit.assign import session_reward
 from silva.credit.shared import by_session, train_shared
 from silva.rollout.groups import CreditStage, GroupResult, SlotFailure, refuse_images, refuse_several
 from silva.rollout.tally import GroupTally, StepGroups, tally

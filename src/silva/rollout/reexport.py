@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from silva.credit.grpo import CreditShare, assign_group_credit
+from silva.credit.assign import CreditShare, assign_group_credit
+from silva.credit.spread import CreditFunction
 from silva.rollout.driver import NO_OUTPUT_REASONS, export_session, session_samples
 from silva.rollout.export import Exporter
 from silva.rollout.groups import CreditStage, GroupSettings, Outcome, RewardStage, too_few_left
@@ -79,11 +80,11 @@ class _Anew:
 
 
 class GroupCredit:
-    """Credit from rewards, relative to the group. `share`: how a session's reaches its contexts."""
+    """Credit from the rewards of a group. `share`: how a session's reaches its contexts."""
 
-    def __init__(self, *, std_normalization: bool, share: CreditShare, shared_prefix: SharedPrefix):
+    def __init__(self, *, credit_of: CreditFunction, share: CreditShare, shared_prefix: SharedPrefix):
         self._assign = functools.partial(
-            assign_group_credit, std_normalization=std_normalization, share=share, shared_prefix=shared_prefix
+            assign_group_credit, credit_of=credit_of, share=share, shared_prefix=shared_prefix
         )
 
     async def assign(self, samples: Samples) -> Samples:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silva.train.balance import plan
+from silva.train.signals import PerSample
 from silva.types.errors import ConfigError, SilvaError
 from silva.types.rollout import TrainingSample
 
@@ -68,7 +69,12 @@ class PackedRow:
     def num_trainable(self) -> int:
         return len(self.targets_N)
 
-    def gather(self, values: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
+    @property
+    def sequence_N(self) -> NDArray[np.int64]:
+        """The sample of each token, numbered within the row."""
+        return np.unique(self.owners_N, return_inverse=True)[1].astype(np.int64)
+
+    def gather(self, values: PerSample) -> NDArray[np.float64]:
         """What per-sample arrays (one a sample of the batch, of its length) hold for the trainable tokens: [N]."""
         out_N = np.empty(self.num_trainable, dtype=np.float64)
         for owner in np.unique(self.owners_N):
@@ -76,7 +82,7 @@ class PackedRow:
             out_N[mine_N] = values[owner][self.places_N[mine_N]]
         return out_N
 
-    def scatter(self, values_N: NDArray[np.floating], into: Sequence[NDArray[np.floating]]) -> None:
+    def scatter(self, values_N: NDArray[np.floating], into: PerSample) -> None:
         """Write the values of the trainable tokens into per-sample arrays, as `gather` reads them."""
         for owner in np.unique(self.owners_N):
             mine_N = self.owners_N == owner
@@ -105,18 +111,22 @@ def pack_batch(
     reduction: Reduction = "session_mean",
     max_response_len: int | None = None,
     loss_masks: Sequence[Sequence[int]] | None = None,
+    advantages: PerSample | None = None,
 ) -> PackedBatch:
     """Pack one global batch: in rows of `micro_batch_size` samples, in the order given, or with `max_tokens` in rows of
     as many samples as fit into that many tokens.
 
-    `loss_masks` (one a sample, of its length) stands in for the samples' own masks where tokens are to be left out.
+    `loss_masks` (one a sample, of its length) stands in for the samples' own masks where tokens are to be left out, and
+    `advantages` for the credits of their responses.
     `max_response_len` (tokens) is needed by the reduction seq_mean_token_sum_norm. Raises ConfigError for an impossible
     setting and SilvaError for a sample that cannot be trained, naming its session; one above `max_tokens` is such
     (`leave_out_too_long` goes before).
     """
     check_reduction(reduction, max_response_len)
     check_row_size(micro_batch_size, max_tokens)
-    masks = [_trainable(sample, None if loss_masks is None else loss_masks[i]) for i, sample in enumerate(samples)]
+    masks = [trainable(sample, None if loss_masks is None else loss_masks[i]) for i, sample in enumerate(samples)]
+    if advantages is None:
+        advantages = [credits_of(sample) for sample in samples]
     tokens_of_session: dict[str, int] = {}
     for sample, mask_T in zip(samples, masks, strict=True):
         tokens_of_session[sample.session_id] = tokens_of_session.get(sample.session_id, 0) + int(mask_T.sum())
@@ -131,7 +141,7 @@ def pack_batch(
     else:
         shares = _shares_by_tokens(samples, used, max_tokens)
     return PackedBatch(
-        rows=tuple(_pack_row(samples, masks, weight_of_session, share) for share in shares),
+        rows=tuple(_pack_row(samples, masks, advantages, weight_of_session, share) for share in shares),
         num_samples=len(used),
         num_sessions=len(tokens_of_session),
         num_empty_sessions=sum(num == 0 for num in tokens_of_session.values()),
@@ -207,8 +217,8 @@ def _token_weight(
     return 1.0 / (max_response_len * num_sessions)
 
 
-def _trainable(sample: TrainingSample, loss_mask: Sequence[int] | None) -> NDArray[np.bool_]:
-    """The mask of a sample as bools, after the checks that its training relies on."""
+def trainable(sample: TrainingSample, loss_mask: Sequence[int] | None) -> NDArray[np.bool_]:
+    """The mask of a sample as bools [T], after the checks that its training relies on."""
     name = f"sample {sample.session_id}/{sample.name}"
     mask_T = np.asarray(sample.loss_mask if loss_mask is None else loss_mask) != 0
     if len(mask_T) != len(sample.token_ids):
@@ -222,8 +232,8 @@ def _trainable(sample: TrainingSample, loss_mask: Sequence[int] | None) -> NDArr
     return mask_T
 
 
-def _credits_T(sample: TrainingSample) -> NDArray[np.float64]:
-    """The credit of each token of a sample: that of its response, where responses have their own."""
+def credits_of(sample: TrainingSample) -> NDArray[np.float64]:
+    """The credit of each token of a sample [T]: that of its response, where responses have their own."""
     credits_T = np.full(len(sample.token_ids), sample.credit, dtype=np.float64)
     if sample.response_credits is not None:
         for span, credit in zip(sample.responses, sample.response_credits, strict=True):
@@ -246,6 +256,7 @@ def _shares_by_tokens(samples: Sequence[TrainingSample], used: Sequence[int], ma
 def _pack_row(
     samples: Sequence[TrainingSample],
     masks: Sequence[NDArray[np.bool_]],
+    advantages: PerSample,
     weight_of_session: dict[str, float],
     indices: Sequence[int],
 ) -> PackedRow:
@@ -266,6 +277,8 @@ def _pack_row(
         owners_N=np.repeat(np.asarray(indices, dtype=np.int64), counts),
         places_N=np.concatenate(places),
         rollout_logprobs_N=logprobs_T[at_N],
-        advantages_N=np.concatenate([_credits_T(samples[i])[p_N] for i, p_N in zip(indices, places, strict=True)]),
+        advantages_N=np.concatenate(
+            [np.asarray(advantages[i], dtype=np.float64)[p_N] for i, p_N in zip(indices, places, strict=True)]
+        ),
         weights_N=np.repeat([weight_of_session[sample.session_id] for sample in chosen], counts),
     )

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from silva.credit.grpo import CreditShare, GroupStats, assign_group_credit
+from silva.credit.assign import CreditShare, GroupStats, assign_group_credit
+from silva.credit.grpo import standardised
+from silva.credit.spread import CreditFunction
 from silva.inference.engine import Engine
 from silva.rollout.evaluate import Evaluator
 from silva.rollout.groups import GroupResult
@@ -25,7 +26,8 @@ from silva.train.checkpoint import checkpoint_dir, prune_checkpoints
 from silva.types.rollout import TrainingSample
 
 if TYPE_CHECKING:  # they need torch, and a run that only collects does not
-    from silva.train.policy import PolicyTrainer, StepResult
+    from silva.train.learner import Learner
+    from silva.train.policy import StepResult
 
 log = logging.getLogger("silva.train")
 
@@ -35,20 +37,20 @@ class TrainerSettings:
     """`first_rollout` is 0, or where a resumed run goes on. `num_rollout` None: until the prompts are over.
 
     `global_batch_size` counts sessions of one optimizer step, None takes all into one; where set, `num_steps` says how
-    many of these a rollout step has. Intervals count rollout steps; None is never. `credit_share` None: the samples
-    of the groups come with their credit.
+    many of these a rollout step has. Intervals count rollout steps; None is never. `credit_of`: from
+    rewards to credit. `credit_share` None: the samples of the groups come with their credit.
     """
 
     run_dir: Path
     first_rollout: int
     num_rollout: int | None
     global_batch_size: int | None
-    std_normalization: bool
     eval_interval: int | None
     save_interval: int | None
     save_hf: Path | None
     passrate: bool = False
     num_steps: int | None = None
+    credit_of: CreditFunction = standardised
     credit_share: CreditShare | None = "shared"
     shared_prefix: SharedPrefix = "once"
     keep_checkpoints: int = 2
@@ -89,7 +91,7 @@ class Trainer:
     `trained`, metrics and checkpoints. The ledger is on the disk before a checkpoint that depends on it is written,
     so that a resumed run trains no prompt twice.
 
-    Without `policy` nothing is trained: the groups get their credit and end as `delivered`. Without `engine` the new
+    Without `learner` nothing is trained: the groups get their credit and end as `delivered`. Without `engine` the new
     weights go nowhere, and without `ledger` and `report` nothing but metrics and checkpoints is written: such is a run
     over recorded groups.
     """
@@ -97,7 +99,7 @@ class Trainer:
     def __init__(
         self,
         *,
-        policy: PolicyTrainer | None,
+        learner: Learner | None,
         engine: Engine | None,
         source: GroupSource,
         evaluator: Evaluator | None,
@@ -107,7 +109,7 @@ class Trainer:
         settings: TrainerSettings,
         say: Callable[[str], None],
     ):
-        self._policy = policy
+        self._learner = learner
         self._engine = engine
         self._source = source
         self._evaluator = evaluator
@@ -118,7 +120,6 @@ class Trainer:
         self._say = say
         self.saved_rollout = settings.first_rollout
         """Rollout steps that the last checkpoint holds; 0 without one."""
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="silva-train")
 
     async def run(self) -> None:
         """Train until --num-rollout steps are done or the prompts are over."""
@@ -128,27 +129,24 @@ class Trainer:
         if settings.num_rollout is not None and 0 < settings.num_rollout <= rollout_id:
             self._say(f"nothing left to do: {rollout_id} of {settings.num_rollout} rollout steps are done")
             return
-        try:
-            while settings.num_rollout is None or rollout_id < settings.num_rollout:
-                if settings.eval_interval and rollout_id % settings.eval_interval == 0:
-                    await self._evaluate(rollout_id)
-                    evaluated = rollout_id
-                if not await self._step(rollout_id):
-                    break
-                rollout_id += 1
-                if settings.save_interval and rollout_id % settings.save_interval == 0:
-                    await self._save(rollout_id)
-                    saved = rollout_id
-            if settings.eval_interval and evaluated != rollout_id:
-                await self._evaluate(rollout_id, last=True)
-            if settings.save_interval and saved != rollout_id and rollout_id > settings.first_rollout:
+        while settings.num_rollout is None or rollout_id < settings.num_rollout:
+            if settings.eval_interval and rollout_id % settings.eval_interval == 0:
+                await self._evaluate(rollout_id)
+                evaluated = rollout_id
+            if not await self._step(rollout_id):
+                break
+            rollout_id += 1
+            if settings.save_interval and rollout_id % settings.save_interval == 0:
                 await self._save(rollout_id)
-            if settings.save_hf is not None:
-                assert self._policy is not None
-                await self._in_thread(self._policy.save_hf, settings.save_hf)
-                self._say(f"weights in Hugging Face form: {settings.save_hf}")
-        finally:
-            self._thread.shutdown(wait=True)
+                saved = rollout_id
+        if settings.eval_interval and evaluated != rollout_id:
+            await self._evaluate(rollout_id, last=True)
+        if settings.save_interval and saved != rollout_id and rollout_id > settings.first_rollout:
+            await self._save(rollout_id)
+        if settings.save_hf is not None:
+            assert self._learner is not None
+            await self._learner.save_hf(settings.save_hf)
+            self._say(f"weights in Hugging Face form: {settings.save_hf}")
 
     async def _step(self, rollout_id: int) -> bool:
         """One rollout step and its update. False when there was no prompt left."""
@@ -182,15 +180,14 @@ class Trainer:
 
     async def _update(self, rollout_id: int, credited: list[TrainingSample]) -> _Update:
         """The optimizer steps of one rollout, and the new weights to the engine."""
-        policy = self._policy
-        if policy is None:
+        learner = self._learner
+        if learner is None:
             return _Update(trained=credited)
-        trained, num_too_long = policy.leave_out_too_long(credited)
+        trained, num_too_long = learner.policy.leave_out_too_long(credited)
         num_steps = self._settings.steps_of(len({sample.session_id for sample in trained}))
-        results = await self._in_thread(lambda: policy.train_rollout(trained, num_steps=num_steps))
+        results = await learner.train_rollout(trained, rollout_id=rollout_id, num_steps=num_steps)
         if self._engine is not None:
-            weights = await self._in_thread(policy.state_dict_for_engine)
-            await self._engine.load_weights(weights, version=rollout_id + 1)
+            await self._engine.load_weights(await learner.weights_for_engine(), version=rollout_id + 1)
         return _Update(trained=trained, num_too_long=num_too_long, results=results)
 
     def _credit(self, samples: list[TrainingSample]) -> tuple[list[TrainingSample], GroupStats]:
@@ -200,7 +197,7 @@ class Trainer:
             return samples, GroupStats.of(samples)
         return assign_group_credit(
             samples,
-            std_normalization=settings.std_normalization,
+            credit_of=settings.credit_of,
             share=settings.credit_share,
             shared_prefix=settings.shared_prefix,
         )
@@ -209,7 +206,7 @@ class Trainer:
         if self._ledger is None:
             return
         self._ledger.set_credits(credited)
-        state = "delivered" if self._policy is None else "trained"
+        state = "delivered" if self._learner is None else "trained"
         self._ledger.end_prompts([group.prompt.prompt_id for group in groups], state, step=rollout_id)
 
     async def _evaluate(self, rollout_id: int, *, last: bool = False) -> None:
@@ -226,20 +223,15 @@ class Trainer:
 
     async def _save(self, next_rollout: int) -> None:
         """A checkpoint after `next_rollout` steps; the ledger it depends on is on the disk first."""
-        policy = self._policy
-        assert policy is not None
+        assert self._learner is not None
         if self._ledger is not None:
             await asyncio.wrap_future(self._ledger.flush_future())
         root = self._settings.run_dir / "checkpoints"
         folder = checkpoint_dir(root, next_rollout)
-        extra: dict[str, Any] = {"next_rollout": next_rollout}
-        await self._in_thread(lambda: policy.save_checkpoint(folder, step=next_rollout - 1, extra=extra))
-        await self._in_thread(prune_checkpoints, root, self._settings.keep_checkpoints)
+        await self._learner.save_checkpoint(folder, step=next_rollout - 1, extra={"next_rollout": next_rollout})
+        await asyncio.to_thread(prune_checkpoints, root, self._settings.keep_checkpoints)
         self.saved_rollout = next_rollout
         log.info("checkpoint %s", folder)
-
-    async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
 
 def _mean_metrics(results: list[StepResult]) -> dict[str, float]:

@@ -1,0 +1,140 @@
+"""Checks of the options of algorithm and training: what cannot work, or would do nothing, together."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from silva.config.options import RunConfig
+from silva.train.algorithms import ALGORITHMS, SPECIAL_OPTIONS, Algorithm
+from silva.types.errors import ConfigError
+
+_TIS_BAND = ("tis_clip", "tis_clip_low", "tis_level", "tis_mode")
+_NEEDED = {
+    # options that only refine another one
+    "use_kl_loss": ("kl_loss_coef", "kl_loss_type", "use_unbiased_kl"),
+    "use_tis": (*_TIS_BAND, "custom_tis_function_path"),
+    "use_opsm": ("opsm_delta",),
+}
+
+
+def algorithm_of(config: RunConfig) -> Algorithm:
+    """The row of the algorithm that the options name."""
+    return ALGORITHMS[config.advantage_estimator]
+
+
+def needs_reference(config: RunConfig) -> bool:
+    """Something in the options asks for the log-probs of a reference model."""
+    return config.use_kl_loss or config.kl_coef > 0
+
+
+def check_algorithm(config: RunConfig) -> None:
+    """Raise ConfigError for the first combination that cannot work or in which an option would do nothing."""
+    algorithm = algorithm_of(config)
+    for name in sorted(SPECIAL_OPTIONS - algorithm.options):
+        if _is_set(config, name):
+            users = ", ".join(row.name for row in ALGORITHMS.values() if name in row.options)
+            raise ConfigError(
+                f"{_shown(config, name)} does nothing with --advantage-estimator {algorithm.name}; it goes with {users}"
+            )
+    for flag, others in _NEEDED.items():
+        for name in others:
+            if _is_set(config, name) and not getattr(config, flag):
+                raise ConfigError(f"{_shown(config, name)} does nothing without {_flag(flag)}; set both or neither")
+    _check_reference(config)
+    _check_off_policy(config, algorithm)
+    _check_distillation(config)
+    _check_schedule(config)
+    if config.calculate_per_token_loss and config.loss_reduction not in (None, "per_token"):
+        raise ConfigError(f"--calculate-per-token-loss contradicts --loss-reduction {config.loss_reduction}")
+
+
+def check_group_size(config: RunConfig) -> None:
+    """Raise ConfigError where every group would be one session that is compared with nothing."""
+    algorithm = algorithm_of(config)
+    if algorithm.compares and config.n_samples_per_prompt == 1 and config.agentic_custom_advantage_path is None:
+        raise ConfigError(
+            f"--advantage-estimator {algorithm.name} with --n-samples-per-prompt 1 trains nothing: a group of one has "
+            "no spread. Take at least 2 samples a prompt, or let --agentic-custom-advantage-path give credit"
+        )
+
+
+def training_warnings(config: RunConfig) -> list[str]:
+    """What works but is likely not meant."""
+    told: list[str] = []
+    filters = [
+        f"{flag} {value:g}"
+        for flag, value, off in (
+            ("--rollout-top-p", config.rollout_top_p, 1),
+            ("--rollout-top-k", config.rollout_top_k, -1),
+        )
+        if value != off
+    ]
+    if config.use_tis and filters and config.rollout_temperature > 0:
+        told.append(
+            f"--use-tis with {' and '.join(filters)}: tokens were drawn from what these left, while both log-probs "
+            "that TIS compares are those before it, so the weights do not see this difference"
+        )
+    return told
+
+
+def _check_reference(config: RunConfig) -> None:
+    if config.ref_load is not None and not needs_reference(config):
+        raise ConfigError(
+            f"--ref-load {config.ref_load} does nothing: neither --use-kl-loss nor --kl-coef asks for a reference model"
+        )
+
+
+def _check_off_policy(config: RunConfig, algorithm: Algorithm) -> None:
+    if config.use_rollout_logprobs and config.use_tis:
+        raise ConfigError(
+            "--use-rollout-logprobs takes the recorded log-probs for those of the old policy, so --use-tis would "
+            "compare them with themselves; leave one out"
+        )
+    if config.use_rollout_logprobs and not (algorithm.ratio or config.use_unbiased_kl):
+        raise ConfigError(
+            f"--use-rollout-logprobs does nothing with --advantage-estimator {algorithm.name}, whose loss has no ratio"
+        )
+    if config.use_tis and config.tis_clip_low >= config.tis_clip:
+        raise ConfigError(f"--tis-clip-low {config.tis_clip_low:g} is not below --tis-clip {config.tis_clip:g}")
+    if config.custom_tis_function_path is not None:
+        for name in _TIS_BAND:
+            if _is_set(config, name):
+                raise ConfigError(
+                    f"{_shown(config, name)} does nothing with --custom-tis-function-path, whose weights are taken as "
+                    "they are; leave one out"
+                )
+    if config.use_opsm and not algorithm.compares and config.agentic_custom_advantage_path is None:
+        raise ConfigError(
+            f"--use-opsm leaves sequences out by the sign of their credit, and with --advantage-estimator "
+            f"{algorithm.name} the credit is the reward itself, which is not measured against anything. Leave it out, "
+            "or let --agentic-custom-advantage-path give credit"
+        )
+
+
+def _check_distillation(config: RunConfig) -> None:
+    if config.opd_coef and config.opd_teacher is None:
+        raise ConfigError(f"--opd-coef {config.opd_coef:g} needs --opd-teacher, the model to learn from")
+    if config.opd_teacher is not None and not config.opd_coef:
+        raise ConfigError(f"--opd-teacher {config.opd_teacher} does nothing without --opd-coef above 0")
+
+
+def _check_schedule(config: RunConfig) -> None:
+    if config.lr_schedule != "cosine" and _is_set(config, "min_lr"):
+        raise ConfigError(f"{_shown(config, 'min_lr')} does nothing with --lr-schedule {config.lr_schedule}")
+    if config.min_lr > config.lr:
+        raise ConfigError(f"--min-lr {config.min_lr:g} is above --lr {config.lr:g}")
+
+
+def _is_set(config: RunConfig, name: str) -> bool:
+    """The option has another value than its default."""
+    default = next(item.default for item in fields(config) if item.name == name)
+    return getattr(config, name) != default
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _shown(config: RunConfig, name: str) -> str:
+    value = getattr(config, name)
+    return _flag(name) if value is True else f"{_flag(name)} {value}"

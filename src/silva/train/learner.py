@@ -1,0 +1,214 @@
+"""What learns: the policy and the models beside it, in a thread of their own.
+
+One call trains all that a rollout step yielded. First everything is computed that must not change while the policy does
+(log-probs of the old policy, the reference and the teacher, values), then the optimizer steps follow each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from silva.train.advantages import token_advantages
+from silva.train.packed_model import PackedModel
+from silva.train.packing import split_sessions
+from silva.train.policy import PolicyTrainer, StepResult
+from silva.train.schedule import Schedule
+from silva.train.signals import PerSample, Signals
+from silva.train.staleness import fresh_masks
+from silva.types.rollout import TrainingSample
+
+Samples = Sequence[TrainingSample]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Scorer(Protocol):
+    """Log-probs of sampled tokens under some model."""
+
+    async def score(self, samples: Samples) -> PerSample: ...
+
+
+class Critic(Protocol):
+    """Learns what the states before tokens are worth. Blocks, in the thread of the policy."""
+
+    def compute_values(self, samples: Samples) -> PerSample:
+        """The values before an update, one array a sample, of its length."""
+        ...
+
+    def train_step(
+        self,
+        samples: Samples,
+        *,
+        old_values: PerSample,
+        returns: PerSample,
+        loss_masks: Sequence[Sequence[int]] | None,
+        lr_scale: float,
+    ) -> dict[str, float]:
+        """One update on one global batch; returns its metrics (`train/...`). `lr_scale`: the schedule's share of lr."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer to a new folder inside a checkpoint."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Go on from such a folder. Raises SilvaError where it does not fit."""
+        ...
+
+
+CRITIC_FOLDER = "critic"
+WeighTokens = Callable[[Samples, PerSample], Awaitable[PerSample]]
+"""A user's importance weights: of the samples and the log-probs of their tokens under the old policy."""
+
+
+class TorchThread:
+    """Runs blocking work, one piece after the other, in one thread."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="silva-train")
+
+    async def run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(*args, **kwargs))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+
+class LocalScorer:
+    """A frozen model of this process as a Scorer."""
+
+    def __init__(self, model: PackedModel, thread: TorchThread):
+        self._model, self._thread = model, thread
+
+    async def score(self, samples: Samples) -> PerSample:
+        return await self._thread.run(self._model.compute_logprobs, samples)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnerSettings:
+    """What the learner does besides the policy's own settings.
+
+    `max_token_staleness`: tokens of weights older than so many train steps are masked, None masks none.
+
+    `num_critic_only`: rollout steps at the start in which the critic learns alone.
+    """
+
+    max_token_staleness: int | None = None
+    num_critic_only: int = 0
+
+
+class Learner:
+    """Owns the policy and what its objective asks for: `reference`, `teacher`, `critic`, `weigh_tokens`."""
+
+    def __init__(
+        self,
+        policy: PolicyTrainer,
+        thread: TorchThread,
+        *,
+        schedule: Schedule | None = None,
+        settings: LearnerSettings | None = None,
+        reference: Scorer | None = None,
+        teacher: Scorer | None = None,
+        critic: Critic | None = None,
+        weigh_tokens: WeighTokens | None = None,
+    ):
+        self.policy = policy
+        self._thread = thread
+        self._schedule = schedule or Schedule()
+        self._settings = settings or LearnerSettings()
+        self._reference, self._teacher, self._critic = reference, teacher, critic
+        self._weigh_tokens = weigh_tokens
+
+    async def train_rollout(self, samples: Samples, *, rollout_id: int, num_steps: int = 1) -> list[StepResult]:
+        """All optimizer steps on the samples of one rollout: `num_steps` global batches of whole sessions."""
+        signals = await self._signals(samples, num_steps)
+        limit = self._settings.max_token_staleness
+        masks = None if limit is None else fresh_masks(samples, version=rollout_id, max_staleness=limit)
+        results: list[StepResult] = []
+        for step, part in enumerate(split_sessions(samples, num_steps)):
+            chosen = [samples[i] for i in part]
+            chosen_masks = None if masks is None else [masks[i] for i in part]
+            scale = self._schedule.scale(rollout_id, step, num_steps)
+            critic_only = rollout_id < self._settings.num_critic_only
+            results.append(
+                await self._thread.run(
+                    self._step, chosen, signals.of(part), chosen_masks, scale=scale, critic_only=critic_only
+                )
+            )
+        return results
+
+    async def _signals(self, samples: Samples, num_steps: int) -> Signals:
+        config = self.policy.config
+        old: PerSample | None = None
+        if config.objective.rollout_as_old:
+            old = [np.asarray(sample.logprobs, dtype=np.float64) for sample in samples]
+        elif num_steps > 1 or config.advantages.kl_coef or self._weigh_tokens is not None:
+            # a lone step without need of them beforehand takes those of its own forward pass
+            old = await self._thread.run(self.policy.compute_logprobs, samples)
+        return Signals(
+            old=old,
+            reference=None if self._reference is None else await self._reference.score(samples),
+            teacher=None if self._teacher is None else await self._teacher.score(samples),
+            values=None if self._critic is None else await self._thread.run(self._critic.compute_values, samples),
+            tis_weights=None if self._weigh_tokens is None or old is None else await self._weigh_tokens(samples, old),
+        )
+
+    def _step(
+        self,
+        samples: Samples,
+        signals: Signals,
+        masks: list[list[int]] | None,
+        *,
+        scale: float,
+        critic_only: bool,
+    ) -> StepResult:
+        made = token_advantages(samples, self.policy.config.advantages, signals, loss_masks=masks)
+        result = self.policy.train_step(
+            samples,
+            signals=signals,
+            advantages=made.advantages,
+            loss_masks=masks,
+            lr=scale * self.policy.config.lr,
+            measure_only=critic_only,
+        )
+        if self._critic is None or result.num_trainable == 0:
+            return result
+        assert signals.values is not None and made.returns is not None
+        metrics = self._critic.train_step(
+            samples, old_values=signals.values, returns=made.returns, loss_masks=masks, lr_scale=scale
+        )
+        return replace(result, metrics=result.metrics | metrics)
+
+    async def weights_for_engine(self) -> dict[str, torch.Tensor]:
+        """A copy of the policy's weights; see `PolicyTrainer.state_dict_for_engine`."""
+        return await self._thread.run(self.policy.state_dict_for_engine)
+
+    async def save_checkpoint(self, folder: Path, *, step: int, extra: dict[str, Any]) -> None:
+        """A whole checkpoint of all that learns."""
+        critic = self._critic
+        await self._thread.run(
+            self.policy.save_checkpoint,
+            folder,
+            step=step,
+            extra=extra,
+            write_more=None if critic is None else lambda temporary: critic.save(temporary / CRITIC_FOLDER),
+        )
+
+    async def load_checkpoint(self, folder: Path) -> dict[str, Any]:
+        """Go on from a checkpoint; returns its state with `step` and `extra`."""
+        state = await self._thread.run(self.policy.load_checkpoint, folder)
+        if self._critic is not None:
+            await self._thread.run(self._critic.load, folder / CRITIC_FOLDER)
+        return state
+
+    async def save_hf(self, folder: Path) -> None:
+        """The policy's weights alone, in Hugging Face form."""
+        await self._thread.run(self.policy.save_hf, folder)

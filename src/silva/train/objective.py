@@ -1,0 +1,132 @@
+"""The loss of a packed row: policy loss, corrections, then the terms that stand beside it, in that order.
+
+policy loss of each token -> times TIS weights, 0 where OPSM or TIS leave it out
++ kl_coef * KL to the reference - entropy_coef * entropy + opd_coef * distillation
+-> times the weight of each token, added up
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from silva.train.corrections import TisConfig, opsm_dropped, tis_ratio, tis_weights
+from silva.train.losses.clip import ClipConfig, PolicyLoss
+from silva.train.losses.distillation import distillation
+from silva.train.losses.kl import KlLossConfig, kl_estimate
+from silva.train.losses.ppo_clip import ppo_clip
+from silva.train.losses.tokens import clamp_log_ratio
+from silva.types.errors import ConfigError
+
+WEIGHTED = ("loss", "pg_loss", "kl_loss", "opd_loss")
+"""Sums of token losses times their weights; all other sums are over tokens and become means."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectiveConfig:
+    """What is minimised. A term with coefficient 0, or None, is not computed.
+
+    `rollout_as_old`: the recorded log-probs stand for the old policy. `opsm_delta` None: no sequence is masked.
+    """
+
+    policy_loss: PolicyLoss = ppo_clip
+    clip: ClipConfig = field(default_factory=ClipConfig)
+    rollout_as_old: bool = False
+    tis: TisConfig | None = None
+    opsm_delta: float | None = None
+    entropy_coef: float = 0.0
+    kl: KlLossConfig | None = None
+    opd_coef: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("entropy_coef", "opd_coef"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be a finite number")
+
+    @property
+    def has_side_terms(self) -> bool:
+        """There is a loss besides the policy loss."""
+        return bool(self.entropy_coef or self.opd_coef or (self.kl is not None and self.kl.coef))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowTokens:
+    """The trainable tokens of a row as tensors [N]. `new_N` and `entropy_N` carry the gradient.
+
+    `old_N` None: the old policy is the one in training. `credits_N` is the credit of each token's context.
+    """
+
+    new_N: torch.Tensor
+    entropy_N: torch.Tensor
+    rollout_N: torch.Tensor
+    advantages_N: torch.Tensor
+    credits_N: torch.Tensor
+    weights_N: torch.Tensor
+    sequence_N: torch.Tensor
+    old_N: torch.Tensor | None = None
+    reference_N: torch.Tensor | None = None
+    teacher_N: torch.Tensor | None = None
+    tis_weights_N: torch.Tensor | None = None
+
+
+def row_loss(tokens: RowTokens, config: ObjectiveConfig) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The row's share of the loss, and its sums by metric name (float64, no gradient).
+
+    `kept` counts the tokens that OPSM and TIS left in the policy loss.
+    """
+    new_N, current_N = tokens.new_N, tokens.new_N.detach()
+    before_N = current_N if tokens.old_N is None else tokens.old_N
+    old_N = tokens.rollout_N if config.rollout_as_old else before_N
+    policy_N, clipped_N = config.policy_loss(new_N, old_N, tokens.advantages_N, tokens.sequence_N, config.clip)
+    weights_N, kept_N, sums = _corrected(tokens, old_N, config)
+    policy_N = torch.where(kept_N, policy_N * weights_N, torch.zeros_like(policy_N))
+    total_N = policy_N
+    parts = {"pg_loss": policy_N}
+    if config.kl is not None:
+        assert tokens.reference_N is not None
+        ratio_N = clamp_log_ratio(new_N - old_N).exp() if config.kl.unbiased else None
+        parts["kl_loss"] = kl_estimate(new_N, tokens.reference_N, config.kl.kind, ratio_N)
+        total_N = total_N + config.kl.coef * parts["kl_loss"]
+    if config.entropy_coef:
+        total_N = total_N - config.entropy_coef * tokens.entropy_N
+    if config.opd_coef:
+        assert tokens.teacher_N is not None
+        parts["opd_loss"] = distillation(new_N, tokens.teacher_N)
+        total_N = total_N + config.opd_coef * parts["opd_loss"]
+        sums["opd_kl"] = current_N - tokens.teacher_N
+    loss = (total_N * tokens.weights_N).sum()
+    with torch.no_grad():
+        sums |= {
+            "ppo_kl": old_N - current_N,
+            "pg_clipfrac": clipped_N,
+            "entropy": tokens.entropy_N,
+            "rollout_logprob_abs_diff": ((current_N if config.rollout_as_old else before_N) - tokens.rollout_N).abs(),
+            "kept": kept_N,
+        }
+        totals = {name: values_N.sum().double() for name, values_N in sums.items()}
+        totals |= {name: (values_N * tokens.weights_N).sum().double() for name, values_N in parts.items()}
+    return loss, totals | {"loss": loss.detach().double()}
+
+
+def _corrected(
+    tokens: RowTokens, old_N: torch.Tensor, config: ObjectiveConfig
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """What the policy loss is multiplied with, which tokens stay in it, and what is counted of that."""
+    weights_N = torch.ones_like(old_N)
+    kept_N = torch.ones_like(old_N, dtype=torch.bool)
+    sums: dict[str, torch.Tensor] = {}
+    if config.tis is not None:
+        ratio_N = tis_ratio(old_N, tokens.rollout_N, tokens.sequence_N, config.tis.level)
+        weights_N = tis_weights(ratio_N, config.tis)
+        sums |= {"tis": ratio_N, "tis_clipfrac": weights_N != ratio_N}
+    elif tokens.tis_weights_N is not None:
+        weights_N = tokens.tis_weights_N
+        sums |= {"tis": weights_N, "tis_clipfrac": weights_N == 0}
+    kept_N = kept_N & (weights_N != 0)
+    if config.opsm_delta is not None:
+        dropped_N = opsm_dropped(tokens.new_N, tokens.rollout_N, tokens.credits_N, tokens.sequence_N, config.opsm_delta)
+        sums["opsm_clipfrac"] = dropped_N
+        kept_N = kept_N & ~dropped_N
+    return weights_N, kept_N, sums

@@ -1,0 +1,146 @@
+"""A causal LM from a Hugging Face directory that computes packed rows: the policy, and models that stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from silva.train.attention import PACKED_ATTENTION, check_packed_attention, packed_forward, register_packed_attention
+from silva.train.losses.tokens import token_logprobs
+from silva.train.packing import PackedRow, check_row_size, pack_batch
+from silva.types.errors import ConfigError, SilvaError
+from silva.types.rollout import TrainingSample
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComputeConfig:
+    """How a model computes.
+
+    dtype: what forward and backward compute in; the weights are always float32. None is bfloat16 on CUDA and float32
+    elsewhere. temperature: that of the rollout. micro_batch_size: samples per forward pass. max_tokens: instead, as
+    many samples as fit into this many tokens; none of the samples may have more. num_threads: torch threads of the
+    calling thread, None leaves them. device: torch name, None is CUDA where there is one.
+    """
+
+    dtype: Dtype | None = None
+    temperature: float = 1.0
+    micro_batch_size: int = 1
+    max_tokens: int | None = None
+    num_threads: int | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in get_args(Dtype):
+            raise ConfigError(f"dtype is {self.dtype!r}; choose one of {', '.join(get_args(Dtype))}")
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError(f"temperature is {self.temperature}; it must be a finite number >= 0")
+        check_row_size(self.micro_batch_size, self.max_tokens)
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        default: Dtype = "bfloat16" if self.torch_device.type == "cuda" else "float32"
+        return torch.bfloat16 if (self.dtype or default) == "bfloat16" else torch.float32
+
+    def autocast(self) -> torch.autocast:
+        """Forward passes run under this."""
+        narrow = self.compute_dtype != torch.float32
+        return torch.autocast(self.torch_device.type, dtype=torch.bfloat16, enabled=narrow)
+
+    def enter_thread(self) -> None:
+        # torch keeps its thread count per calling thread, and each call may come from another one
+        if self.num_threads is not None:
+            torch.set_num_threads(self.num_threads)
+
+
+class PackedModel:
+    """The model of a directory, in float32 with packed attention, and its log-probs of sampled tokens.
+
+    Raises ConfigError when the directory cannot be loaded, lacks weights, or holds a model that cannot compute packed
+    rows. `role` says in errors which model it is.
+    """
+
+    def __init__(self, hf_dir: str | Path, config: ComputeConfig, *, role: str = "model", frozen: bool = False):
+        self.hf_dir = Path(hf_dir)
+        self.compute = config
+        self._role = role
+        self.compute.enter_thread()
+        self.model = load_model(self.hf_dir)
+        torch.nn.Module.to(self.model, config.torch_device)
+        check_packed_attention(self.model)
+        if frozen:
+            self.model.requires_grad_(False)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.get_text_config().vocab_size
+
+    def forward(self, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [N, vocab] and ids [N] of the row's trainable tokens."""
+        device = self.compute.torch_device
+        token_ids_T, predict_N, targets_N = (
+            torch.from_numpy(values).to(device) for values in (row.token_ids_T, row.predict_N, row.targets_N)
+        )
+        with self.compute.autocast():
+            logits_NV = packed_forward(self.model, token_ids_T, row.document_lengths, predict_N)
+        return logits_NV, targets_N
+
+    def compute_logprobs(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
+        """Log-probs under the current weights, one array a sample, of its length; 0.0 where the mask is 0."""
+        self.compute.enter_thread()
+        self.check_ids(samples)
+        packed = pack_batch(samples, micro_batch_size=self.compute.micro_batch_size, max_tokens=self.compute.max_tokens)
+        out = [np.zeros(len(sample.token_ids), dtype=np.float32) for sample in samples]
+        with torch.no_grad():
+            for row in packed.rows:
+                logits_NV, targets_N = self.forward(row)
+                row.scatter(token_logprobs(logits_NV, targets_N, self.compute.temperature).cpu().numpy(), out)
+        return out
+
+    def check_ids(self, samples: Sequence[TrainingSample]) -> None:
+        """Raise SilvaError for a sample with ids that the model does not have."""
+        for sample in samples:
+            low, high = min(sample.token_ids), max(sample.token_ids)
+            if low < 0 or high >= self.vocab_size:
+                raise SilvaError(
+                    f"sample {sample.session_id}/{sample.name} holds token id {low if low < 0 else high}; "
+                    f"the {self._role} {self.hf_dir} has ids 0 to {self.vocab_size - 1}"
+                )
+
+
+def load_model(hf_dir: Path) -> PreTrainedModel:
+    """The model in float32 with packed attention, all weights from the directory."""
+    register_packed_attention()
+    if not (hf_dir / "config.json").is_file():
+        raise ConfigError(f"{hf_dir} is not a Hugging Face model directory: it holds no config.json")
+    # the run has a progress display of its own
+    transformers_logging.disable_progress_bar()
+    auto: Any = AutoModelForCausalLM
+    try:
+        model, info = auto.from_pretrained(
+            hf_dir,
+            dtype=torch.float32,
+            attn_implementation=PACKED_ATTENTION,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise ConfigError(f"the model in {hf_dir} cannot be loaded: {type(error).__name__}: {error}") from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ConfigError(f"the model in {hf_dir} lacks the weights {', '.join(missing[:5])} ({len(missing)} in all)")
+    # no dropout: rollout and training must see the same policy
+    return model.eval()
