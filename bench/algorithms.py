@@ -4,8 +4,8 @@
 
 Needs `runs/shopkeeper/start` (examples/shopkeeper/README.md). Every run has 30 rollout steps of 128 sessions with 4
 optimizer steps each, so that three of four steps meet a policy that is no longer the one that sampled: ratios, clip
-ranges and the differences between the algorithms come into play. Prints the held-out reward (74 questions, sampled) every
-5 steps as a table; the runs stay under OUT for `scripts/plot_rewards.py --named`.
+ranges and the differences between the algorithms come into play. Prints the held-out reward (74 questions, sampled) of
+every 5th step as a table; the runs stay under OUT for `scripts/plot_rewards.py --named`.
 """
 
 from __future__ import annotations
