@@ -20,7 +20,9 @@ COMPARING: tuple[CreditFunction, ...] = (standardised, centred, leave_one_out, r
 compares = pytest.mark.parametrize("credit_of", COMPARING)
 usual = st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0, -1.0, 0.1 + 0.2, 0.3])
 """Rewards as tasks give them, often equal."""
-possible = st.floats(-MAX_ABS_REWARD, MAX_ABS_REWARD) | st.floats(-1e-300, 1e-300) | st.sampled_from([1e30, 5e-324, 0.0])
+possible = (
+    st.floats(-MAX_ABS_REWARD, MAX_ABS_REWARD) | st.floats(-1e-300, 1e-300) | st.sampled_from([1e30, 5e-324, 0.0])
+)
 """All that passes the border, down to subnormal numbers."""
 
 

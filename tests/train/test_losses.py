@@ -69,7 +69,7 @@ def float64(values: object) -> torch.Tensor:
 
 
 def tokens(num: int = 300) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """new, old, advantages, sequences: ratios on both sides of every bound and beyond the clamp, credit of all signs."""
+    """new, old, advantages, sequences: ratios on both sides of all bounds and beyond the clamp, credit of any sign."""
     rng = np.random.default_rng(7)
     sequence_N = np.sort(rng.integers(0, num // 6, num))
     sequence_N = np.unique(sequence_N, return_inverse=True)[1]
