@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sqlite3
@@ -67,7 +68,7 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     prepare(tmp_path, TWO_TURNS)
     write_rows(tmp_path / "eval.jsonl", 3)
     more = ("--eval-interval", 2, "--eval-prompt-data", "held", "eval.jsonl", "--save-interval", 1, "--save-hf", "out")
-    more += ("--rollout-temperature", 0.7, "--rollout-top-p", 0.9)
+    more += ("--rollout-temperature", 0.7, "--rollout-top-p", 0.9, "--warmup", 2)
     done = run_silva(*options(model_dir, *more), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "eval held before step 0: reward" in done.stdout and "eval held at the end: reward" in done.stdout
@@ -87,7 +88,8 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     assert all(torch.equal(last[name], saved[name]) for name in last)
 
     packing = ("--micro-batch-size", 1, "--use-dynamic-batch-size", "--max-tokens-per-gpu", 512)
-    more = ("--num-rollout", 4, "--num-steps-per-rollout", 2, *packing)
+    course = ("--lr-schedule", "cosine", "--min-lr", 0.0002)
+    more = ("--num-rollout", 4, "--num-steps-per-rollout", 2, *packing, *course)
     done = run_silva("train", "--resume", "run", *more, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "going on at step 2" in done.stdout
@@ -95,7 +97,12 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     assert state["num_updates"] == 2 + 2 * 2
     again = run_silva("train", "--resume", "run", "--num-rollout", 4, cwd=tmp_path)
     assert again.returncode == 0 and "nothing left to do" in again.stdout
-    assert [line["step"] for line in metrics(tmp_path / "run") if "train/loss" in line] == [0, 1, 2, 3]
+    steps = [line for line in metrics(tmp_path / "run") if "train/loss" in line]
+    assert [line["step"] for line in steps] == [0, 1, 2, 3]
+    # two steps of warm-up, then the cosine at 0 and 1/4 (mean of two optimizer steps), at 1/2 and 3/4
+    falls = [0.0006 + 0.0004 * math.cos(math.pi * share) for share in (0, 0.25, 0.5, 0.75)]
+    rates = [0.0005, 0.001, sum(falls[:2]) / 2, sum(falls[2:]) / 2]
+    assert [line["train/lr"] for line in steps] == pytest.approx(rates)
     assert trained_rows(tmp_path / "run") == list(range(8))
     versions = set()
     for item in show(tmp_path / "run")["sessions"]:

@@ -121,6 +121,11 @@ def _check_distillation(config: RunConfig) -> None:
 def _check_schedule(config: RunConfig) -> None:
     if config.lr_schedule != "cosine" and _is_set(config, "min_lr"):
         raise ConfigError(f"{_shown(config, 'min_lr')} does nothing with --lr-schedule {config.lr_schedule}")
+    if config.lr_schedule == "cosine" and config.num_rollout is not None and config.warmup >= config.num_rollout:
+        raise ConfigError(
+            f"--warmup {config.warmup} leaves --lr-schedule cosine no step to fall in: the run has --num-rollout "
+            f"{config.num_rollout}"
+        )
     if config.min_lr > config.lr:
         raise ConfigError(f"--min-lr {config.min_lr:g} is above --lr {config.lr:g}")
 
