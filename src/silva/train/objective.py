@@ -79,8 +79,11 @@ def row_loss(tokens: RowTokens, config: ObjectiveConfig) -> tuple[torch.Tensor, 
     new_N, current_N = tokens.new_N, tokens.new_N.detach()
     before_N = current_N if tokens.old_N is None else tokens.old_N
     old_N = tokens.rollout_N if config.rollout_as_old else before_N
-    policy_N, clipped_N = config.policy_loss(new_N, old_N, tokens.advantages_N, tokens.sequence_N, config.clip)
     weights_N, kept_N, sums = _corrected(tokens, old_N, config)
+    # an advantage that is not finite would reach the gradient of a token left out, as 0 * inf
+    usable_N = kept_N | tokens.advantages_N.isfinite()
+    advantages_N = torch.where(usable_N, tokens.advantages_N, torch.zeros_like(tokens.advantages_N))
+    policy_N, clipped_N = config.policy_loss(new_N, old_N, advantages_N, tokens.sequence_N, config.clip)
     policy_N = torch.where(kept_N, policy_N * weights_N, torch.zeros_like(policy_N))
     total_N = policy_N
     parts = {"pg_loss": policy_N}
