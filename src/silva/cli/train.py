@@ -36,7 +36,7 @@ from silva.cli.user_code import (
 from silva.config.options import RunConfig
 from silva.config.parse import read_config_file, resolve, write_config_file
 from silva.config.validate import eval_sets, one_context_reason, trains_on_records, validate
-from silva.config.validate_training import algorithm_of, check_training_run
+from silva.config.validate_training import check_training_run
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
 from silva.rollout.evaluate import Evaluator
@@ -98,15 +98,10 @@ async def _train(
     config: RunConfig, view: RunView, run_dir: Path, dataset: Dataset, evals: dict[str, Dataset], *, resume: bool
 ) -> int:
     from silva.train.checkpoint import latest_checkpoint
-    from silva.train.learner import CRITIC_FOLDER, TorchThread
+    from silva.train.learner import TorchThread
     from silva.train.trainer import Trainer
 
     folder = latest_checkpoint(run_dir / "checkpoints") if resume else None
-    if folder is not None and algorithm_of(config).advantages == "gae" and not (folder / CRITIC_FOLDER).is_dir():
-        raise ConfigError(
-            f"--advantage-estimator {config.advantage_estimator} cannot go on from {folder}: it was trained without a "
-            "critic. Resume with the estimator that it had, or start a new run from that folder (--hf-checkpoint)"
-        )
     learner, first = None, 0
     async with AsyncExitStack() as stack:
         trains = not config.debug_rollout_only

@@ -23,6 +23,7 @@ from silva.train.policy import PolicyTrainer, StepResult
 from silva.train.schedule import Schedule
 from silva.train.signals import Masks, PerSample, Signals, TokenWeights
 from silva.train.staleness import fresh_masks
+from silva.types.errors import ConfigError
 from silva.types.rollout import TrainingSample
 
 Samples = Sequence[TrainingSample]
@@ -216,7 +217,12 @@ class Learner:
         )
 
     async def load_checkpoint(self, folder: Path) -> dict[str, Any]:
-        """Go on from a checkpoint; returns its state with `step` and `extra`."""
+        """Go on from a checkpoint; returns its state with `step` and `extra`. ConfigError where it lacks a critic."""
+        if self._critic is not None and not (folder / CRITIC_FOLDER).is_dir():
+            raise ConfigError(
+                f"{folder} holds no critic, since it was trained with another --advantage-estimator. Resume with that "
+                "one, or start a new run from its weights (--hf-checkpoint)"
+            )
         state = await self._thread.run(self.policy.load_checkpoint, folder)
         if self._critic is not None:
             await self._thread.run(self._critic.load, folder / CRITIC_FOLDER)
