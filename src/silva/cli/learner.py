@@ -13,7 +13,7 @@ from silva.config.validate_training import algorithm_of, needs_reference, traini
 if TYPE_CHECKING:  # they import torch
     from silva.train.advantages import AdvantageConfig
     from silva.train.corrections import TisLevel, TisMode
-    from silva.train.learner import Learner, TorchThread
+    from silva.train.learner import Learner, TorchThread, WeighTokens
     from silva.train.losses.kl import KlType
     from silva.train.objective import ObjectiveConfig
     from silva.train.packed_model import Dtype
@@ -24,7 +24,9 @@ if TYPE_CHECKING:  # they import torch
 log = logging.getLogger("silva")
 
 
-async def build_learner(config: RunConfig, thread: TorchThread, *, num_rollout: int | None) -> Learner:
+async def build_learner(
+    config: RunConfig, thread: TorchThread, *, num_rollout: int | None, weigh_tokens: WeighTokens | None = None
+) -> Learner:
     """The learner of a run with `num_rollout` rollout steps (None: it is not known how many)."""
     from silva.train.learner import Learner, LearnerSettings, LocalScorer
     from silva.train.packed_model import PackedModel
@@ -47,6 +49,7 @@ async def build_learner(config: RunConfig, thread: TorchThread, *, num_rollout: 
             max_token_staleness=config.max_token_staleness, num_critic_only=config.num_critic_only_steps
         ),
         reference=reference,
+        weigh_tokens=weigh_tokens,
     )
 
 
