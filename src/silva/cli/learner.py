@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from silva.cli.build import num_threads
 from silva.config.options import RunConfig
@@ -96,9 +96,10 @@ def critic_config(config: RunConfig, policy: PolicyConfig) -> CriticConfig:
     from silva.train.critic import CriticConfig
     from silva.train.optimizer import UpdateConfig
 
-    shared = {item.name: getattr(policy, item.name) for item in fields(UpdateConfig)}
-    lr = config.lr if config.critic_lr is None else config.critic_lr
-    return CriticConfig(**(shared | {"lr": lr, "value_clip": config.value_clip}))
+    shared: dict[str, Any] = {item.name: getattr(policy, item.name) for item in fields(UpdateConfig)}
+    if config.critic_lr is not None:
+        shared["lr"] = config.critic_lr
+    return CriticConfig(**shared, value_clip=config.value_clip)
 
 
 def _objective(config: RunConfig) -> ObjectiveConfig:
