@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 
 from silva.config.options import RunConfig
 from silva.train.algorithms import ALGORITHMS, SPECIAL_OPTIONS, Algorithm
@@ -30,22 +31,59 @@ def needs_reference(config: RunConfig) -> bool:
 def check_algorithm(config: RunConfig) -> None:
     """Raise ConfigError for the first combination that cannot work or in which an option would do nothing."""
     algorithm = algorithm_of(config)
-    for name in sorted(SPECIAL_OPTIONS - algorithm.options):
-        if _is_set(config, name):
-            users = ", ".join(row.name for row in ALGORITHMS.values() if name in row.options)
-            raise ConfigError(
-                f"{_shown(config, name)} does nothing with --advantage-estimator {algorithm.name}; it goes with {users}"
-            )
+    for name in sorted(SPECIAL_OPTIONS):
+        _check_special(config, name)
+    check_credit(config)
     for flag, others in _NEEDED.items():
         for name in others:
             if _is_set(config, name) and not getattr(config, flag):
                 raise ConfigError(f"{_shown(config, name)} does nothing without {_flag(flag)}; set both or neither")
+    _check_clip(config)
     _check_reference(config)
     _check_off_policy(config, algorithm)
+    _check_tis(config)
     _check_distillation(config)
     _check_schedule(config)
-    if config.calculate_per_token_loss and config.loss_reduction not in (None, "per_token"):
-        raise ConfigError(f"--calculate-per-token-loss contradicts --loss-reduction {config.loss_reduction}")
+    _check_reduction(config)
+
+
+def check_credit(config: RunConfig) -> None:
+    """Raise ConfigError for options that the making of credit would not heed."""
+    name, path = "disable_grpo_std_normalization", config.agentic_custom_advantage_path
+    _check_special(config, name)
+    if _is_set(config, name) and path is not None:
+        raise ConfigError(
+            f"{_shown(config, name)} does nothing with --agentic-custom-advantage-path {path}, whose credit is taken "
+            "as it is; leave one out"
+        )
+
+
+def check_training_run(config: RunConfig, *, num_rollout: int | None, records: bool) -> None:
+    """Raise ConfigError for what cannot work in an updating run of so many rollout steps (None: not known yet).
+
+    `records`: it trains on recorded rollouts.
+    """
+    for name, does in (
+        ("num_critic_only_steps", "the policy would never be trained"),
+        ("warmup", "the learning rate would never be --lr"),
+    ):
+        if num_rollout is not None and _is_set(config, name) and getattr(config, name) >= num_rollout:
+            raise ConfigError(
+                f"{_shown(config, name)} is not below the {num_rollout} rollout steps of the run (--num-rollout, "
+                f"--num-epoch): {does}"
+            )
+    if config.lr_schedule == "cosine" and records and num_rollout is None:
+        raise ConfigError("--lr-schedule cosine needs --num-rollout here: how many files there are is not known")
+    if config.max_token_staleness is not None and not records and config.max_staleness == 0:
+        raise ConfigError(
+            f"{_shown(config, 'max_token_staleness')} does nothing where rollout waits for training (--max-staleness "
+            "0): every token is of the weights that it trains. Leave it out; it goes with --load-debug-rollout-data"
+        )
+    if config.ref_load is not None and not (Path(config.ref_load) / "config.json").is_file():
+        raise ConfigError(
+            f"--ref-load {config.ref_load} is not a Hugging Face folder with a model (there is no config.json in "
+            f"{Path(config.ref_load).absolute()})"
+        )
 
 
 def check_group_size(config: RunConfig) -> None:
@@ -74,7 +112,29 @@ def training_warnings(config: RunConfig) -> list[str]:
             f"--use-tis with {' and '.join(filters)}: tokens were drawn from what these left, while both log-probs "
             "that TIS compares are those before it, so the weights do not see this difference"
         )
+    if config.kl_coef and config.kl_loss_coef:
+        told.append(
+            f"{_shown(config, 'kl_coef')} and {_shown(config, 'kl_loss_coef')}: the KL to the reference model counts "
+            "twice, in the rewards of tokens and in the loss"
+        )
+    if config.lr == 0:
+        told.append("--lr 0: steps are measured, but the policy stays as it is")
     return told
+
+
+def _check_special(config: RunConfig, name: str) -> None:
+    """Refuse an option that the algorithm does not heed."""
+    algorithm = algorithm_of(config)
+    if name not in algorithm.options and _is_set(config, name):
+        users = ", ".join(row.name for row in ALGORITHMS.values() if name in row.options)
+        raise ConfigError(
+            f"{_shown(config, name)} does nothing with --advantage-estimator {algorithm.name}; it goes with {users}"
+        )
+
+
+def _check_clip(config: RunConfig) -> None:
+    if config.eps_clip >= 1:
+        raise ConfigError(f"--eps-clip {config.eps_clip:g} leaves the policy ratio no lower bound; it must be below 1")
 
 
 def _check_reference(config: RunConfig) -> None:
@@ -94,8 +154,15 @@ def _check_off_policy(config: RunConfig, algorithm: Algorithm) -> None:
         raise ConfigError(
             f"--use-rollout-logprobs does nothing with --advantage-estimator {algorithm.name}, whose loss has no ratio"
         )
-    if config.use_tis and config.tis_clip_low >= config.tis_clip:
-        raise ConfigError(f"--tis-clip-low {config.tis_clip_low:g} is not below --tis-clip {config.tis_clip:g}")
+    if config.use_opsm and not algorithm.compares and config.agentic_custom_advantage_path is None:
+        raise ConfigError(
+            f"--use-opsm leaves sequences out by the sign of their credit, and with --advantage-estimator "
+            f"{algorithm.name} the credit is the reward itself, which is not measured against anything. Leave it out, "
+            "or let --agentic-custom-advantage-path give credit"
+        )
+
+
+def _check_tis(config: RunConfig) -> None:
     if config.custom_tis_function_path is not None:
         for name in _TIS_BAND:
             if _is_set(config, name):
@@ -103,12 +170,13 @@ def _check_off_policy(config: RunConfig, algorithm: Algorithm) -> None:
                     f"{_shown(config, name)} does nothing with --custom-tis-function-path, whose weights are taken as "
                     "they are; leave one out"
                 )
-    if config.use_opsm and not algorithm.compares and config.agentic_custom_advantage_path is None:
+    if config.use_tis and not config.tis_clip_low <= 1 <= config.tis_clip:
         raise ConfigError(
-            f"--use-opsm leaves sequences out by the sign of their credit, and with --advantage-estimator "
-            f"{algorithm.name} the credit is the reward itself, which is not measured against anything. Leave it out, "
-            "or let --agentic-custom-advantage-path give credit"
+            f"--tis-clip-low {config.tis_clip_low:g} to --tis-clip {config.tis_clip:g} leaves out 1, the weight of "
+            "tokens that trainer and engine find equally likely; the band must hold it"
         )
+    if config.use_tis and config.tis_clip_low == config.tis_clip:
+        raise ConfigError("--tis-clip-low 1 and --tis-clip 1 leave no band: every weight would be 1 or 0")
 
 
 def _check_distillation(config: RunConfig) -> None:
@@ -121,8 +189,18 @@ def _check_distillation(config: RunConfig) -> None:
 def _check_schedule(config: RunConfig) -> None:
     if config.lr_schedule != "cosine" and _is_set(config, "min_lr"):
         raise ConfigError(f"{_shown(config, 'min_lr')} does nothing with --lr-schedule {config.lr_schedule}")
-    if config.min_lr > config.lr:
-        raise ConfigError(f"--min-lr {config.min_lr:g} is above --lr {config.lr:g}")
+    if config.min_lr and config.min_lr >= config.lr:
+        raise ConfigError(
+            f"--min-lr {config.min_lr:g} is not below --lr {config.lr:g}, so --lr-schedule cosine has nowhere to fall"
+        )
+
+
+def _check_reduction(config: RunConfig) -> None:
+    reduction = config.loss_reduction
+    if config.calculate_per_token_loss and reduction not in (None, "per_token"):
+        raise ConfigError(f"--calculate-per-token-loss contradicts --loss-reduction {reduction}; leave one out")
+    if reduction == "seq_mean_token_sum_norm" and config.rollout_max_response_len is None:
+        raise ConfigError(f"--loss-reduction {reduction} divides by --rollout-max-response-len, which is not set")
 
 
 def _is_set(config: RunConfig, name: str) -> bool:

@@ -7,7 +7,7 @@ One call trains all that a rollout step yielded. First everything is computed th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +21,9 @@ from silva.train.packed_model import PackedModel
 from silva.train.packing import split_sessions
 from silva.train.policy import PolicyTrainer, StepResult
 from silva.train.schedule import Schedule
-from silva.train.signals import PerSample, Signals
+from silva.train.signals import Masks, PerSample, Signals, TokenWeights
 from silva.train.staleness import fresh_masks
+from silva.types.errors import ConfigError
 from silva.types.rollout import TrainingSample
 
 Samples = Sequence[TrainingSample]
@@ -65,8 +66,12 @@ class Critic(Protocol):
 
 
 CRITIC_FOLDER = "critic"
-WeighTokens = Callable[[Samples, PerSample], Awaitable[PerSample]]
-"""A user's importance weights: of the samples and the log-probs of their tokens under the old policy."""
+
+
+class WeighTokens(Protocol):
+    """A user's importance weights, from the log-probs of the samples' tokens under the old policy."""
+
+    async def __call__(self, samples: Samples, old: PerSample, masks: Masks) -> TokenWeights: ...
 
 
 class TorchThread:
@@ -128,21 +133,31 @@ class Learner:
         self._weigh_tokens = weigh_tokens
 
     async def train_rollout(self, samples: Samples, *, rollout_id: int, num_steps: int = 1) -> list[StepResult]:
-        """All optimizer steps on the samples of one rollout: `num_steps` global batches of whole sessions."""
-        signals = await self._signals(samples, num_steps)
+        """All optimizer steps on the samples of one rollout: `num_steps` global batches of whole sessions.
+
+        Counts of the whole rollout stand in the metrics of each step.
+        """
         limit = self._settings.max_token_staleness
         masks = None if limit is None else fresh_masks(samples, version=rollout_id, max_staleness=limit)
+        counts: dict[str, float] = {}
+        if masks is not None:
+            stale = sum(sample.num_trainable - sum(mask) for sample, mask in zip(samples, masks, strict=True))
+            counts["train/stale_tokens"] = float(stale)
+        signals = await self._signals(samples, num_steps)
+        if self._weigh_tokens is not None and signals.old is not None:
+            weighed = await self._weigh_tokens(samples, signals.old, masks or [one.loss_mask for one in samples])
+            signals = replace(signals, tis_weights=weighed.weights)
+            counts["train/custom_tis_failed"] = float(weighed.num_failed)
         results: list[StepResult] = []
         for step, part in enumerate(split_sessions(samples, num_steps)):
             chosen = [samples[i] for i in part]
             chosen_masks = None if masks is None else [masks[i] for i in part]
             scale = self._schedule.scale(rollout_id, step, num_steps)
             critic_only = rollout_id < self._settings.num_critic_only
-            results.append(
-                await self._thread.run(
-                    self._step, chosen, signals.of(part), chosen_masks, scale=scale, critic_only=critic_only
-                )
+            result = await self._thread.run(
+                self._step, chosen, signals.of(part), chosen_masks, scale=scale, critic_only=critic_only
             )
+            results.append(replace(result, metrics=result.metrics | counts))
         return results
 
     async def _signals(self, samples: Samples, num_steps: int) -> Signals:
@@ -158,7 +173,6 @@ class Learner:
             reference=None if self._reference is None else await self._reference.score(samples),
             teacher=None if self._teacher is None else await self._teacher.score(samples),
             values=None if self._critic is None else await self._thread.run(self._critic.compute_values, samples),
-            tis_weights=None if self._weigh_tokens is None or old is None else await self._weigh_tokens(samples, old),
         )
 
     def _step(
@@ -203,7 +217,12 @@ class Learner:
         )
 
     async def load_checkpoint(self, folder: Path) -> dict[str, Any]:
-        """Go on from a checkpoint; returns its state with `step` and `extra`."""
+        """Go on from a checkpoint; returns its state with `step` and `extra`. ConfigError where it lacks a critic."""
+        if self._critic is not None and not (folder / CRITIC_FOLDER).is_dir():
+            raise ConfigError(
+                f"{folder} holds no critic, since it was trained with another --advantage-estimator. Resume with that "
+                "one, or start a new run from its weights (--hf-checkpoint)"
+            )
         state = await self._thread.run(self.policy.load_checkpoint, folder)
         if self._critic is not None:
             await self._thread.run(self._critic.load, folder / CRITIC_FOLDER)

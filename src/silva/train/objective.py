@@ -79,8 +79,10 @@ def row_loss(tokens: RowTokens, config: ObjectiveConfig) -> tuple[torch.Tensor, 
     new_N, current_N = tokens.new_N, tokens.new_N.detach()
     before_N = current_N if tokens.old_N is None else tokens.old_N
     old_N = tokens.rollout_N if config.rollout_as_old else before_N
-    policy_N, clipped_N = config.policy_loss(new_N, old_N, tokens.advantages_N, tokens.sequence_N, config.clip)
     weights_N, kept_N, sums = _corrected(tokens, old_N, config)
+    # a token left out keeps its value, which counts in the ratio of its sequence, but no gradient, were it 0 * inf
+    shielded_N = torch.where(kept_N, new_N, current_N)
+    policy_N, clipped_N = config.policy_loss(shielded_N, old_N, tokens.advantages_N, tokens.sequence_N, config.clip)
     policy_N = torch.where(kept_N, policy_N * weights_N, torch.zeros_like(policy_N))
     total_N = policy_N
     parts = {"pg_loss": policy_N}
