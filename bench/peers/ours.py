@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from peers.cases import Case
 
+from peers.cases import Case
 from silva.train.advantages import AdvantageConfig, SequenceNumbers, gae, returns, whiten
 from silva.train.algorithms import ALGORITHMS
 from silva.train.corrections import TisConfig, opsm_dropped, tis_ratio, tis_weights
@@ -19,7 +19,8 @@ from silva.train.losses.kl import KlType, kl_estimate
 from silva.train.losses.tokens import clamp_log_ratio, token_entropy, token_logprobs
 from silva.train.losses.value import value_loss
 from silva.train.packing import Reduction, pack_batch
-from silva.types.rollout import ResponseSpan, TrainingSample, VersionSpan
+from silva.types.generation import VersionSpan
+from silva.types.rollout import ResponseSpan, TrainingSample
 
 Arrays = dict[str, np.ndarray]
 
@@ -98,9 +99,7 @@ def policy_loss(case: Case, loss: str | PolicyLoss, **clip: float) -> Arrays:
     function = ALGORITHMS[loss].policy_loss() if isinstance(loss, str) else loss
     new_N = of_tokens(case, "lp").requires_grad_()
     config = ClipConfig(**clip)
-    loss_N, clipped_N = function(
-        new_N, of_tokens(case, "lo"), of_tokens(case, "credit_T"), sequences(case), config
-    )
+    loss_N, clipped_N = function(new_N, of_tokens(case, "lo"), of_tokens(case, "credit_T"), sequences(case), config)
     (grad_N,) = torch.autograd.grad(loss_N.sum(), new_N)
     return {
         "loss": spread(case, loss_N),
@@ -128,7 +127,8 @@ def critic_loss(case: Case, *, clip: float) -> Arrays:
 def weights(case: Case, **band: object) -> Arrays:
     config = TisConfig(**band)
     ratio_N = tis_ratio(of_tokens(case, "lo"), of_tokens(case, "lr"), sequences(case), config.level)
-    return {"weights": spread(case, tis_weights(ratio_N, config))}
+    weights_N = tis_weights(ratio_N, config)
+    return {"weights": spread(case, weights_N), "kept": spread(case, (weights_N != 0).double())}
 
 
 def opsm(case: Case, *, delta: float) -> Arrays:
@@ -152,7 +152,9 @@ def logprobs(case: Case) -> Arrays:
     return {"logprobs": value_N.detach().numpy(), "grad": grad_NV.numpy()}
 
 
-def reduced(case: Case, reduction: Reduction, *, max_response_len: int = 1, sessions: list[str] | None = None) -> Arrays:
+def reduced(
+    case: Case, reduction: Reduction, *, max_response_len: int = 1, sessions: list[str] | None = None
+) -> Arrays:
     """The token losses of the case with the weights that packing gives; each sequence is a session of its own."""
     num, width = case["mask"].shape
     samples = [

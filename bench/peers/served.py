@@ -14,6 +14,7 @@ import json
 import sys
 import types
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -40,8 +41,7 @@ def tensors(job: Job) -> types.SimpleNamespace:
 def serve(functions: dict) -> None:
     jobs_path, cases_path, out_path = sys.argv[1:]
     torch.set_num_threads(1)
-    with open(jobs_path) as file:
-        jobs = json.load(file)
+    jobs = json.loads(Path(jobs_path).read_text())
     with np.load(cases_path) as held:
         arrays = dict(held)
     cases: dict[str, dict] = {}

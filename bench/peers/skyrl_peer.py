@@ -155,7 +155,9 @@ def batch_normalize(job: Job):
 
 class Sliced(dict):
     def __getitem__(self, key):
-        return {name: value[key] for name, value in self.items()} if isinstance(key, slice) else super().__getitem__(key)
+        return (
+            {name: value[key] for name, value in self.items()} if isinstance(key, slice) else super().__getitem__(key)
+        )
 
 
 def importance_weights(job: Job):
@@ -165,7 +167,8 @@ def importance_weights(job: Job):
     for name, value in job.options.items():
         setattr(config, name, value)
     ratio, _, mask = off_policy_correction_utils.compute_off_policy_correction(t.lo, t.lr, t.mask, config)
-    return {"weights": (torch.ones_like(t.lo) if ratio is None else ratio) * mask}
+    weights = (torch.ones_like(t.lo) if ratio is None else ratio) * mask
+    return {"weights": weights, "kept": (mask != 0).double()}
 
 
 def entropy(job: Job):

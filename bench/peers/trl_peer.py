@@ -97,8 +97,8 @@ def scored(kind, t, *, group_size, **held):
     one = trainer(kind, num_generations=group_size, **held)
     lengths = t.response.sum(dim=1).long().tolist()
     completions = [[1] * n for n in lengths]
-    tool_mask = [row[:n].tolist() for row, n in zip(t.mask.long(), lengths)]
-    sampled = [row[:n].tolist() for row, n in zip(t.lr, lengths)]
+    tool_mask = [row[:n].tolist() for row, n in zip(t.mask.long(), lengths, strict=True)]
+    sampled = [row[:n].tolist() for row, n in zip(t.lr, lengths, strict=True)]
     prompts = [[1]] * len(lengths)
     if kind is GRPOTrainer:
         one._generate = lambda prompts_: (

@@ -5,9 +5,8 @@ from __future__ import annotations
 import types
 
 import torch
-from served import Job, serve, tensors
-
 import verl.utils.torch_functional as verl_F
+from served import Job, serve, tensors
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.workers.config import ActorConfig
 
