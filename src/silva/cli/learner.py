@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from silva.cli.build import num_threads
+from silva.cli.side_models import open_side_models
 from silva.config.options import RunConfig
-from silva.config.validate_training import algorithm_of, needs_reference, training_warnings
+from silva.config.validate_training import algorithm_of, training_warnings
 
 if TYPE_CHECKING:  # they import torch
     from silva.train.advantages import AdvantageConfig
@@ -24,21 +26,21 @@ if TYPE_CHECKING:  # they import torch
 log = logging.getLogger("silva")
 
 
-async def build_learner(config: RunConfig, thread: TorchThread, *, num_rollout: int | None) -> Learner:
-    """The learner of a run with `num_rollout` rollout steps (None: it is not known how many)."""
-    from silva.train.learner import Learner, LearnerSettings, LocalScorer
-    from silva.train.packed_model import PackedModel
+async def build_learner(
+    config: RunConfig, thread: TorchThread, stack: AsyncExitStack, *, num_rollout: int | None
+) -> Learner:
+    """The learner of a run with `num_rollout` rollout steps (None: it is not known how many).
+
+    `stack` closes the connections to a teacher.
+    """
+    from silva.train.learner import Learner, LearnerSettings
     from silva.train.policy import PolicyTrainer
 
     for warning in training_warnings(config):
         log.warning(warning)
     settings = policy_config(config)
+    reference, teacher = await open_side_models(config, thread, settings, stack)
     policy = await thread.run(PolicyTrainer, str(config.hf_checkpoint), settings)
-    reference = None
-    if needs_reference(config):
-        folder = config.ref_load or str(config.hf_checkpoint)
-        model = await thread.run(PackedModel, folder, settings, role="reference model", frozen=True)
-        reference = LocalScorer(model, thread)
     return Learner(
         policy,
         thread,
@@ -47,6 +49,7 @@ async def build_learner(config: RunConfig, thread: TorchThread, *, num_rollout: 
             max_token_staleness=config.max_token_staleness, num_critic_only=config.num_critic_only_steps
         ),
         reference=reference,
+        teacher=teacher,
     )
 
 

@@ -97,7 +97,7 @@ async def _train(
         if not config.debug_rollout_only:
             thread = TorchThread()
             stack.callback(thread.close)
-            learner = await build_learner(config, thread, num_rollout=_num_rollout(config, dataset))
+            learner = await build_learner(config, thread, stack, num_rollout=_num_rollout(config, dataset))
         if folder is not None:
             assert learner is not None
             state = await learner.load_checkpoint(folder)
@@ -155,7 +155,7 @@ async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> 
             shared_prefix=shared_prefix(config),
         )
         trainer = Trainer(
-            learner=await build_learner(config, thread, num_rollout=config.num_rollout),
+            learner=await build_learner(config, thread, stack, num_rollout=config.num_rollout),
             engine=None,
             source=source,
             evaluator=None,
