@@ -327,10 +327,8 @@ async def open_runtime(
     async with AsyncExitStack() as stack:
         user_code = user_code or await open_user_code(config, run_dir, run_id, stack)
         recovered: Recovered | None = None
-        if recover_step is None:
-            ledger = RunLedger(run_dir, clock=clock)
-        else:
-            ledger = RunLedger.open_existing(run_dir, clock=clock)
+        open_ledger = RunLedger if recover_step is None else RunLedger.open_existing
+        ledger = open_ledger(run_dir, clock=clock)
         stack.callback(ledger.close)
         await asyncio.to_thread(sweep_run, run_id)
         if recover_step is not None:

@@ -25,11 +25,12 @@ from silva.cli.build import (
 )
 from silva.cli.loop import run_async
 from silva.cli.replay import run_replay
+from silva.cli.side_models import look_at_side_models
 from silva.cli.user_code import open_user_code
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
 from silva.config.validate import eval_sets, one_context_reason, several_contexts_problem, trains_on_records, validate
-from silva.config.validate_training import algorithm_of, training_warnings
+from silva.config.validate_training import algorithm_of, needs_reference, training_warnings
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
@@ -84,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
             checks.run("engine", lambda: _check_servers(config))
         elif config.engine == "sglang":
             print("SKIP engine: the options must pass first", flush=True)
+        if options_fit and (needs_reference(config) or config.opd_teacher is not None):
+            checks.run("reference and teacher", lambda: _check_side_models(config))
     if any((config.custom_rm_path, config.agentic_custom_advantage_path, config.custom_tis_function_path)):
         checks.run("your functions", lambda: _check_user_code(config))
     if options_fit and datasets and not checks.failed and not args.no_agent_run:
@@ -158,6 +161,17 @@ def _check_servers(config: RunConfig) -> str:
 
     run_async(look)
     return f"{', '.join(config.engine_url)}: weight version {engine.version}, context {engine.max_context_len} tokens"
+
+
+def _check_side_models(config: RunConfig) -> str:
+    told: list[str] = []
+
+    async def look() -> int:
+        told.extend(await look_at_side_models(config))
+        return 0
+
+    run_async(look)
+    return "; ".join(told)
 
 
 def _check_user_code(config: RunConfig) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from contextlib import AsyncExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from silva.cli.build import num_threads
+from silva.cli.side_models import open_side_models
 from silva.config.options import RunConfig
-from silva.config.validate_training import algorithm_of, needs_reference, training_warnings
+from silva.config.validate_training import algorithm_of, training_warnings
 
 if TYPE_CHECKING:  # they import torch
     from silva.train.advantages import AdvantageConfig
@@ -27,23 +29,26 @@ log = logging.getLogger("silva")
 
 
 async def build_learner(
-    config: RunConfig, thread: TorchThread, *, num_rollout: int | None, weigh_tokens: WeighTokens | None = None
+    config: RunConfig,
+    thread: TorchThread,
+    stack: AsyncExitStack,
+    *,
+    num_rollout: int | None,
+    weigh_tokens: WeighTokens | None = None,
 ) -> Learner:
-    """The learner of a run with `num_rollout` rollout steps (None: it is not known how many)."""
+    """The learner of a run with `num_rollout` rollout steps (None: it is not known how many).
+
+    `stack` closes the connections to a teacher.
+    """
     from silva.train.critic import ValueTrainer
-    from silva.train.learner import Learner, LearnerSettings, LocalScorer
-    from silva.train.packed_model import PackedModel
+    from silva.train.learner import Learner, LearnerSettings
     from silva.train.policy import PolicyTrainer
 
     for warning in training_warnings(config):
         log.warning(warning)
     settings = policy_config(config)
+    reference, teacher = await open_side_models(config, thread, settings, stack)
     policy = await thread.run(PolicyTrainer, str(config.hf_checkpoint), settings)
-    reference = None
-    if needs_reference(config):
-        folder = config.ref_load or str(config.hf_checkpoint)
-        model = await thread.run(PackedModel, folder, settings, role="reference model", frozen=True)
-        reference = LocalScorer(model, thread)
     critic = None
     if algorithm_of(config).advantages == "gae":
         critic = await thread.run(ValueTrainer, str(config.hf_checkpoint), critic_config(config, settings))
@@ -57,6 +62,7 @@ async def build_learner(
         reference=reference,
         weigh_tokens=weigh_tokens,
         critic=critic,
+        teacher=teacher,
     )
 
 

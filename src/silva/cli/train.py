@@ -113,6 +113,7 @@ async def _train(
             learner = await build_learner(
                 config,
                 thread,
+                stack,
                 num_rollout=_num_rollout(config, dataset),
                 weigh_tokens=build_custom_tis(config, user_code),
             )
@@ -181,7 +182,7 @@ async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> 
         )
         trainer = Trainer(
             learner=await build_learner(
-                config, thread, num_rollout=config.num_rollout, weigh_tokens=build_custom_tis(config, user_code)
+                config, thread, stack, num_rollout=config.num_rollout, weigh_tokens=build_custom_tis(config, user_code)
             ),
             engine=None,
             source=source,

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
+from silva.config.addresses import is_base_url
 from silva.config.options import RunConfig
 from silva.config.validate_training import check_algorithm, check_credit, check_group_size, check_training_run
 from silva.state.profiles import parse_profiles
@@ -246,7 +246,7 @@ def _check_sglang(config: RunConfig, command: Command) -> None:
     if not config.engine_url:
         raise ConfigError("--engine sglang needs --engine-url, the address of at least one server (http://host:port)")
     for url in config.engine_url:
-        if not _is_base_url(url):
+        if not is_base_url(url):
             raise ConfigError(f"--engine-url {url!r} is no address of a server; it must look like http://host:port")
     places = [url.rstrip("/") for url in config.engine_url]
     twice = next((url for url in places if places.count(url) > 1), None)
@@ -268,16 +268,6 @@ def _check_sglang(config: RunConfig, command: Command) -> None:
                 f"{flag} cannot be used with --engine sglang: no server tells which mass it kept, so that would be "
                 "recorded wrongly. Leave it out"
             )
-
-
-def _is_base_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError:
-        return False
-    bare = not (parts.query or parts.fragment or parts.username or parts.password) and text.isascii()
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and bare and " " not in text
 
 
 def _check_not_built(config: RunConfig) -> None:

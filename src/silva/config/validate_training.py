@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
+from silva.config.addresses import is_address, is_base_url
 from silva.config.options import RunConfig
 from silva.train.algorithms import ALGORITHMS, SPECIAL_OPTIONS, Algorithm
 from silva.types.errors import ConfigError
@@ -184,6 +185,18 @@ def _check_distillation(config: RunConfig) -> None:
         raise ConfigError(f"--opd-coef {config.opd_coef:g} needs --opd-teacher, the model to learn from")
     if config.opd_teacher is not None and not config.opd_coef:
         raise ConfigError(f"--opd-teacher {config.opd_teacher} does nothing without --opd-coef above 0")
+    if config.opd_teacher is None or not is_address(config.opd_teacher):
+        return
+    if not is_base_url(config.opd_teacher):
+        raise ConfigError(
+            f"--opd-teacher {config.opd_teacher!r} is no address of a server; it must look like http://host:port"
+        )
+    if config.rollout_temperature not in (0, 1):
+        raise ConfigError(
+            f"--opd-teacher {config.opd_teacher} cannot be used with --rollout-temperature "
+            f"{config.rollout_temperature:g}: a server gives the log-probs of a prompt at temperature 1 only, and the "
+            "policy is trained at that of the rollout. Take 1, or the folder of the teacher"
+        )
 
 
 def _check_schedule(config: RunConfig) -> None:

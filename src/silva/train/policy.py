@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from silva.train.advantages import AdvantageConfig, token_advantages
+from silva.train.advantages import AdvantageConfig, mean_reward_kl, token_advantages
 from silva.train.checkpoint import copy_side_files, read_state, write_checkpoint, write_model_folder
 from silva.train.losses.tokens import token_entropy, token_logprobs
-from silva.train.objective import WEIGHTED, ObjectiveConfig, RowTokens, row_loss
+from silva.train.objective import ObjectiveConfig, RowTokens, batch_values, row_loss
 from silva.train.optimizer import (
     OPTIMIZER_FILE,
     UpdateConfig,
@@ -125,15 +125,16 @@ class PolicyTrainer:
             loss.backward()
             sums = {name: value + sums[name] if name in sums else value for name, value in row_sums.items()}
         totals = {name: float(value) for name, value in sums.items()}
-        num_kept = totals.pop("kept")
-        values = {name: total if name in WEIGHTED else total / batch.num_trainable for name, total in totals.items()}
+        values = batch_values(totals, batch.num_trainable)
+        if self.config.advantages.shapes_reward:
+            values["kl_reward"] = mean_reward_kl(samples, signals, loss_masks)
         values["grad_norm"] = clip_gradients(self.model, self.config.clip_grad)
         reason: SkipReason | None = None
         if not math.isfinite(values["loss"]):
             reason = "nonfinite_loss"
         elif not math.isfinite(values["grad_norm"]):
             reason = "nonfinite_gradient"
-        elif not num_kept and not self.config.objective.has_side_terms:
+        elif not totals["kept"] and not self.config.objective.has_side_terms:
             reason = "all_rejected"
         elif measure_only:
             reason = "critic_only"
