@@ -131,9 +131,8 @@ def table(head: list[str], lines: list[list[str]], *, markdown: bool) -> str:
     if markdown:
         return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *lines])
     widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in [head, *lines]
-    )
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in [head, *lines]]
+    return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
 def main() -> None:
