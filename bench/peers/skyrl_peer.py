@@ -86,7 +86,7 @@ def kl(job: Job):
 
 
 def value_loss(job: Job):
-    """Per token: the function called with each token as a batch of its own. `scalar`: the whole batch at once."""
+    """Per token: the function called with each token as a batch of its own."""
     t = tensors(job)
     new = t.new_values.clone().requires_grad_()
     config = AlgorithmConfig()
@@ -107,8 +107,7 @@ def value_loss(job: Job):
     ]
     per_token = torch.stack([torch.stack(row) for row in rows])
     (grad,) = torch.autograd.grad((per_token * t.mask).sum(), new)
-    scalar, _ = ppo_utils.ppo_critic_loss(t.new_values, t.values, t.returns, config, t.mask)
-    return {"loss": per_token, "grad": grad, "scalar": scalar}
+    return {"loss": per_token, "grad": grad}
 
 
 def reduction(job: Job):

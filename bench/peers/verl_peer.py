@@ -95,12 +95,12 @@ def value_loss(job: Job):
     reduce = core_algos.agg_loss
     core_algos.agg_loss = lambda loss_mat, **rest: seen.append(loss_mat) or reduce(loss_mat=loss_mat, **rest)
     try:
-        scalar, _ = core_algos.compute_value_loss(new, t.returns, t.values, t.mask, job.options["clip"])
+        core_algos.compute_value_loss(new, t.returns, t.values, t.mask, job.options["clip"])
     finally:
         core_algos.agg_loss = reduce
     per_token = 0.5 * seen[0]
     (grad,) = torch.autograd.grad((per_token * t.mask).sum(), new)
-    return {"loss": per_token, "grad": grad, "scalar": scalar.detach()}
+    return {"loss": per_token, "grad": grad}
 
 
 def reduction(job: Job):
