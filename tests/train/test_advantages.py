@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from contexts import context, forked
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from train_tiny import make_sample
 
@@ -34,6 +34,7 @@ def naive_returns(sample: TrainingSample, kl: Sequence[float], config: Advantage
     return out
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 1), st.floats(-3, 3), st.floats(-3, 3)), min_size=1, max_size=12),
     st.floats(-5, 5),
@@ -81,6 +82,7 @@ def test_masks_given_beside_the_samples_decide_what_is_last() -> None:
     assert advantages_T.tolist() == [0.0, 4.0, 0.0, 8.0, 0.0]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=5), max_size=5))
 def test_whitening_is_over_all_tokens_together(parts: list[list[float]]) -> None:
     found = whiten([np.array(part, dtype=np.float64) for part in parts])

@@ -75,10 +75,11 @@ def test_a_step_equals_its_float64_definition(hf_dir: Path, settings: dict[str, 
 def test_loss_and_gradient_do_not_depend_on_packing_or_order(hf_dir: Path, reduction: str) -> None:
     samples = random_samples(2, 6)
     reference: tuple[StepResult, Gradients] | None = None
+    trainer = make_trainer(hf_dir, reduction=reduction, max_response_len=16)
+    old = old_policy(samples, trainer)
     packings = ({}, {"micro_batch_size": 2}, {"micro_batch_size": 100}, {"max_tokens": 20}, {"max_tokens": 64})
     for order_seed, packing in enumerate(packings):
-        trainer = make_trainer(hf_dir, **packing, reduction=reduction, max_response_len=16)
-        old = old_policy(samples, trainer)
+        trainer.config = replace(trainer.config, **({"micro_batch_size": 1, "max_tokens": None} | packing))
         order = list(range(len(samples)))
         if reference is not None:
             np.random.default_rng(order_seed).shuffle(order)

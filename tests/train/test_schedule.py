@@ -46,7 +46,7 @@ def test_it_follows_the_formula(kind: str, warmup: int, more: int, floor: float,
     shares = [schedule.scale(r, s, num_steps) for r, s in places]
     assert shares == pytest.approx([plain(schedule, r, s, num_steps) for r, s in places], abs=1e-12)
     rising = warmup * num_steps
-    assert shares[:rising] == sorted(shares[:rising]) and 0 < min(shares[:rising], default=1)
+    assert shares[:rising] == sorted(shares[:rising]) and min(shares[:rising], default=1) > 0
     assert shares[rising:] == sorted(shares[rising:], reverse=True) and shares[rising] == 1
     assert kind == "constant" or shares[-1] == pytest.approx(floor)  # also for steps behind the end
 
@@ -91,5 +91,5 @@ def test_impossible_courses_are_refused(settings: dict[str, object], part: str) 
 def test_options_without_a_step_to_fall_are_refused_at_the_start() -> None:
     config = from_values({"lr_schedule": "cosine", "warmup": 3, "num_rollout": 4})
     check_algorithm(config)
-    with pytest.raises(ConfigError, match="--warmup 3 .* --num-rollout 3"):
+    with pytest.raises(ConfigError, match=r"--warmup 3 .* --num-rollout 3"):
         check_algorithm(replace(config, num_rollout=3))
