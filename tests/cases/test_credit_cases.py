@@ -14,8 +14,10 @@ from gateway_serve import Json, Serve, serving
 
 from silva.credit.assign import assign_group_credit
 from silva.credit.grpo import standardised
+from silva.credit.maxrl import relative_to_mean
+from silva.credit.rloo import leave_one_out
 from silva.credit.shared import spread_credits
-from silva.credit.spread import centred
+from silva.credit.spread import CreditFunction, centred
 from silva.gateway.turns import SamplingSettings
 from silva.rollout.credit import CustomAdvantage
 from silva.state.codec import TurnCodec
@@ -99,14 +101,21 @@ async def test_tree_03_a_context_without_trainable_tokens_keeps_its_credit_and_y
         assert row.advantages_N.tolist() == [0.25] * sizes[0] + [1.0] * sizes[1]
 
 
-async def test_tree_05_a_session_with_many_contexts_weighs_as_one() -> None:
+@pytest.mark.parametrize(
+    ("credit_of", "distance"),
+    [(centred, 0.5), (standardised, 0.5 / (0.5**0.5 + 1e-6)), (leave_one_out, 1.0), (relative_to_mean, 1.0)],
+)
+async def test_tree_05_a_session_with_many_contexts_weighs_as_one(credit_of: CreditFunction, distance: float) -> None:
     many = [context("g-a", name, [(2, 1)], reward=1.0) for name in "xyz"]
     one = context("g-b", None, [(2, 1)], reward=0.0)
     for samples in ([*many, one], [one, *many]):
-        credited, stats = assign_group_credit(samples, credit_of=centred, shared_prefix="each")
-        assert {(s.session_id, s.credit) for s in credited} == {("g-a", 0.5), ("g-b", -0.5)}
+        credited, stats = assign_group_credit(samples, credit_of=credit_of, shared_prefix="each")
+        assert {s.session_id: s.credit for s in credited} == pytest.approx({"g-a": distance, "g-b": -distance})
+        assert len({s.credit for s in credited}) == 2
         assert (stats.num_groups, stats.num_sessions) == (1, 2)
 
+
+async def test_tree_05_custom_credit_is_used_untouched() -> None:
     async def untouched(metadata_by_slot: list[Any]) -> object:
         return [{name: 10.0 * slot + 1 for name in item} for slot, item in enumerate(metadata_by_slot)]
 
@@ -122,7 +131,18 @@ async def test_tree_05_a_session_with_many_contexts_weighs_as_one() -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
-def test_tree_06_groups_of_unequal_size_are_centred_on_their_own_mean(seed: int | None) -> None:
+@pytest.mark.parametrize(
+    ("credit_of", "scale_g0", "scale_g2"),
+    [
+        (centred, 1.0, 1.0),
+        (standardised, 1 / ((8.75 / 3) ** 0.5 + 1e-6), 1 / ((4.75 / 3) ** 0.5 + 1e-6)),
+        (leave_one_out, 4 / 3, 4 / 3),
+        (relative_to_mean, 1 / 5.75, 1 / 7.25),
+    ],
+)
+def test_tree_06_groups_of_unequal_size_are_centred_on_their_own_mean(
+    credit_of: CreditFunction, scale_g0: float, scale_g2: float, seed: int | None
+) -> None:
     groups: dict[str, list[float | None]] = {
         "g0": [4.0, 5.0, 6.0, 8.0],
         "g1": [5.0, 5.0, None, 5.0],  # one of them failed
@@ -135,13 +155,14 @@ def test_tree_06_groups_of_unequal_size_are_centred_on_their_own_mean(seed: int 
     ]
     if seed is not None:
         random.Random(seed).shuffle(samples)
-    credited, _ = assign_group_credit(samples, credit_of=centred)
+    credited, _ = assign_group_credit(samples, credit_of=credit_of)
     credit = {s.session_id: s.credit for s in credited}
-    assert credit == {
-        **{"g0-0": -1.75, "g0-1": -0.75, "g0-2": 0.25, "g0-3": 2.25},
-        **{"g1-0": 0.0, "g1-1": 0.0, "g1-3": 0.0},
-        **{"g2-0": -1.25, "g2-1": -0.25, "g2-2": -0.25, "g2-3": 1.75},
-    }
+    assert [credit.pop(f"g1-{slot}") for slot in (0, 1, 3)] == [0.0] * 3
+    distances = {"g0": (-1.75, -0.75, 0.25, 2.25), "g2": (-1.25, -0.25, -0.25, 1.75)}
+    scale = {"g0": scale_g0, "g2": scale_g2}
+    assert credit == pytest.approx(
+        {f"{g}-{slot}": d * scale[g] for g, group in distances.items() for slot, d in enumerate(group)}, rel=1e-12
+    )
 
 
 async def test_tree_11_the_cap_on_a_turn_does_not_cut_the_whole_response(codec: TurnCodec) -> None:

@@ -17,11 +17,14 @@ from silva.agent.output import parse_output
 from silva.credit.assign import assign_group_credit
 from silva.credit.grpo import standardised
 from silva.credit.reward import MAX_ABS_REWARD, check_reward, read_reward
-from silva.credit.spread import centred, has_no_spread
+from silva.credit.spread import CreditFunction, has_no_spread
+from silva.train.algorithms import ALGORITHMS
 from silva.train.policy import PolicyConfig, PolicyTrainer
 from silva.types.errors import SessionFailure
 from silva.types.generation import VersionSpan
 from silva.types.rollout import TrainingSample
+
+COMPARING = list({row.credit.__name__: row.credit for row in ALGORITHMS.values() if row.compares}.values())
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +83,12 @@ def test_loss_01_a_masked_sample_beside_others_adds_nothing_but_stays_in_the_mea
 
 
 @pytest.mark.parametrize("rewards", [[0.9] * 12, [0.3] * 6, [0.1 + 0.2, 0.3, 0.3]])
-@pytest.mark.parametrize("std_normalization", [True, False])
-def test_loss_03_equal_rewards_give_exactly_zero_and_are_counted(rewards: list[float], std_normalization: bool) -> None:
+@pytest.mark.parametrize("credit_of", COMPARING)
+def test_loss_03_equal_rewards_give_exactly_zero_and_are_counted(
+    rewards: list[float], credit_of: CreditFunction
+) -> None:
     samples = [make_sample(f"s{i}", reward) for i, reward in enumerate(rewards)]
-    credited, stats = assign_group_credit(samples, credit_of=standardised if std_normalization else centred)
+    credited, stats = assign_group_credit(samples, credit_of=credit_of)
     assert [s.credit for s in credited] == [0.0] * len(rewards)
     assert stats.metrics() == {f"rollout/zero_std/count_{rewards[-1]:g}": 1.0}
 
@@ -99,13 +104,13 @@ def test_loss_03_a_real_spread_is_kept() -> None:
     assert assign_group_credit([make_sample("a", 0.5), make_sample("b", 0.501)])[1].zero_std == {}
 
 
-@pytest.mark.parametrize("std_normalization", [True, False])
+@pytest.mark.parametrize("credit_of", COMPARING)
 @pytest.mark.parametrize("rewards", [[1.0], [1.0, None, None]])
 def test_loss_04_one_valid_session_has_no_one_to_be_compared_with(
-    rewards: list[float | None], std_normalization: bool
+    rewards: list[float | None], credit_of: CreditFunction
 ) -> None:
     samples = [make_sample(f"s{i}", reward) for i, reward in enumerate(rewards)]
-    credited, stats = assign_group_credit(samples, credit_of=standardised if std_normalization else centred)
+    credited, stats = assign_group_credit(samples, credit_of=credit_of)
     assert [(s.session_id, s.credit) for s in credited] == [("s0", 0.0)]
     assert stats.zero_std == {1.0: 1} and stats.num_sessions == 1
     assert set(stats.rejected) == {f"s{i}" for i in range(1, len(rewards))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sqlite3
@@ -67,7 +68,7 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     prepare(tmp_path, TWO_TURNS)
     write_rows(tmp_path / "eval.jsonl", 3)
     more = ("--eval-interval", 2, "--eval-prompt-data", "held", "eval.jsonl", "--save-interval", 1, "--save-hf", "out")
-    more += ("--rollout-temperature", 0.7, "--rollout-top-p", 0.9)
+    more += ("--rollout-temperature", 0.7, "--rollout-top-p", 0.9, "--warmup", 2)
     done = run_silva(*options(model_dir, *more), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "eval held before step 0: reward" in done.stdout and "eval held at the end: reward" in done.stdout
@@ -87,7 +88,8 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     assert all(torch.equal(last[name], saved[name]) for name in last)
 
     packing = ("--micro-batch-size", 1, "--use-dynamic-batch-size", "--max-tokens-per-gpu", 512)
-    more = ("--num-rollout", 4, "--num-steps-per-rollout", 2, *packing)
+    course = ("--lr-schedule", "cosine", "--min-lr", 0.0002)
+    more = ("--num-rollout", 4, "--num-steps-per-rollout", 2, *packing, *course)
     done = run_silva("train", "--resume", "run", *more, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "going on at step 2" in done.stdout
@@ -95,7 +97,12 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     assert state["num_updates"] == 2 + 2 * 2
     again = run_silva("train", "--resume", "run", "--num-rollout", 4, cwd=tmp_path)
     assert again.returncode == 0 and "nothing left to do" in again.stdout
-    assert [line["step"] for line in metrics(tmp_path / "run") if "train/loss" in line] == [0, 1, 2, 3]
+    steps = [line for line in metrics(tmp_path / "run") if "train/loss" in line]
+    assert [line["step"] for line in steps] == [0, 1, 2, 3]
+    # two steps of warm-up, then the cosine at 0 and 1/4 (mean of two optimizer steps), at 1/2 and 3/4
+    falls = [0.0006 + 0.0004 * math.cos(math.pi * share) for share in (0, 0.25, 0.5, 0.75)]
+    rates = [0.0005, 0.001, sum(falls[:2]) / 2, sum(falls[2:]) / 2]
+    assert [line["train/lr"] for line in steps] == pytest.approx(rates)
     assert trained_rows(tmp_path / "run") == list(range(8))
     versions = set()
     for item in show(tmp_path / "run")["sessions"]:
@@ -106,12 +113,15 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
         check_ledgers(conn, finished=True)
 
 
+PPO = ("--advantage-estimator", "ppo", "--critic-lr", 0.01, "--num-critic-only-steps", 1)
+
+
 def replay(tmp_path: Path, model_dir: Path) -> list[dict]:
     """Train on what the run recorded: no data, no agent, and the same options of training."""
     done = run_silva(
         *("train", "--debug-train-only", "--load-debug-rollout-data", "{rollout_id}.jsonl", "--hf-checkpoint"),
         *(model_dir, "--lr", 0.001, "--micro-batch-size", 8, "--run-dir", "replayed"),
-        "--log-passrate",
+        *("--log-passrate", *PPO),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
@@ -184,9 +194,11 @@ def test_failed_groups_are_replaced_and_the_last_step_of_the_epochs_may_be_small
 ) -> None:
     prepare(tmp_path, AGENT + "if n in (0, 3): sys.exit(3)\n" + TWO_TURNS.removeprefix(AGENT), rows=5)
     more = ("--agent-retries", 0, "--num-epoch", 1, "--save-debug-rollout-data", "{rollout_id}.jsonl", "--log-passrate")
-    done = run_silva(*options(model_dir, *more, rollouts=9), cwd=tmp_path)
+    done = run_silva(*options(model_dir, *more, *PPO, rollouts=9), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert trained_rows(tmp_path / "run") == [1, 2, 4]
+    first, second = [line for line in done.stdout.splitlines() if line.startswith("step")]
+    assert "skipped: critic_only" in first and "value loss" in second and "skipped" not in second
     assert show(tmp_path / "run")["counts"]["prompts"]["dropped"] == {"all_sessions_failed": 2}
     steps, replayed = metrics(tmp_path / "run"), replay(tmp_path, model_dir)
     assert [line["rollout/num_groups"] for line in steps] == [2, 1]
@@ -194,6 +206,7 @@ def test_failed_groups_are_replaced_and_the_last_step_of_the_epochs_may_be_small
     for before, after in zip(steps, replayed, strict=True):
         learned = {name for name in before if name.startswith(("train/", "rollout/", "letters/", "staleness/"))}
         assert {"train/loss", "train/grad_norm", "rollout/passrate/pass@3", "letters/mean"} < learned
+        assert {"train/value_loss", "train/critic_grad_norm", "train/return_mean"} < learned
         assert {name: after[name] for name in learned} == pytest.approx(
             {name: before[name] for name in learned}, abs=1e-6
         )

@@ -4,7 +4,6 @@ import asyncio
 import json
 import math
 import threading
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from train_steps import Gradients, defined_step, make_trainer, old_policy, step_with_gradients
 from train_tiny import VOCAB, make_sample, random_samples, write_model, write_tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -25,9 +25,6 @@ from silva.train.policy import PolicyConfig, PolicyTrainer, StepResult
 from silva.train.signals import Signals
 from silva.train.trainer import TrainerSettings
 from silva.types.errors import ConfigError, SilvaError
-from silva.types.rollout import TrainingSample
-
-Gradients = list[torch.Tensor]
 
 
 @pytest.fixture(scope="session")
@@ -35,26 +32,6 @@ def hf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_model(tmp_path_factory.mktemp("model"), "qwen2", tie_word_embeddings=True)
     write_tokenizer(folder)
     return folder
-
-
-def make_trainer(hf_dir: Path, **settings: Any) -> PolicyTrainer:
-    return PolicyTrainer(hf_dir, PolicyConfig(**({"lr": 0.0, "clip_grad": 0.0, "device": "cpu"} | settings)))
-
-
-def step_with_gradients(
-    trainer: PolicyTrainer, samples: Sequence[TrainingSample], **kwargs: Any
-) -> tuple[StepResult, Gradients]:
-    """A step, and the gradient that reached the optimizer."""
-    seen: Gradients = []
-
-    def hook(*_: Any) -> None:
-        for group in trainer.optimizer.param_groups:
-            seen.extend(p.grad.detach().clone() for p in group["params"])
-
-    handle = trainer.optimizer.register_step_pre_hook(hook)
-    result = trainer.train_step(samples, **kwargs)
-    handle.remove()
-    return result, seen
 
 
 def weights_of(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
@@ -65,50 +42,6 @@ def assert_same_weights(mine: dict[str, torch.Tensor], theirs: dict[str, torch.T
     assert mine.keys() == theirs.keys()
     for name, value in mine.items():
         torch.testing.assert_close(value, theirs[name], rtol=0, atol=atol, msg=name)
-
-
-def old_policy(samples: Sequence[TrainingSample], trainer: PolicyTrainer, spread: float = 0.4) -> list[np.ndarray]:
-    """Log-probs of an older policy: those of today, moved enough that some ratios are clipped."""
-    rng = np.random.default_rng(9)
-    now = trainer.compute_logprobs(samples)
-    return [values + rng.normal(size=len(values)) * spread for values in now]
-
-
-def reference_step(
-    hf_dir: Path, samples: Sequence[TrainingSample], old: Sequence[np.ndarray], config: PolicyConfig
-) -> dict[str, float]:
-    """Loss and metrics from the definitions: float64, transformers' own attention, one sample and token at a time."""
-    model: Any = AutoModelForCausalLM.from_pretrained(hf_dir, attn_implementation="eager", dtype=torch.float64)
-    temperature = config.temperature or 1.0
-    per_session: dict[str, list[float]] = {}
-    sums = dict.fromkeys(("ppo_kl", "pg_clipfrac", "entropy", "rollout_logprob_abs_diff"), 0.0)
-    for sample, old_T in zip(samples, old, strict=True):
-        with torch.no_grad():
-            logits_TV = model(input_ids=torch.tensor([sample.token_ids])).logits[0].numpy() / temperature
-        for t in np.flatnonzero(sample.loss_mask):
-            z_V = logits_TV[t - 1] - logits_TV[t - 1].max()
-            logp_V = z_V - math.log(np.exp(z_V).sum())
-            new, credit = logp_V[sample.token_ids[t]], sample.credit
-            assert credit is not None
-            rho = math.exp(min(max(new - old_T[t], -20), 20))
-            high = (
-                config.objective.clip.eps if config.objective.clip.eps_high is None else config.objective.clip.eps_high
-            )
-            plain, clipped = -rho * credit, -min(max(rho, 1 - config.objective.clip.eps), 1 + high) * credit
-            per_session.setdefault(sample.session_id, []).append(max(plain, clipped))
-            sums["ppo_kl"] += old_T[t] - new
-            sums["pg_clipfrac"] += clipped > plain
-            sums["entropy"] += -(np.exp(logp_V) * logp_V).sum()
-            sums["rollout_logprob_abs_diff"] += abs(old_T[t] - sample.logprobs[t])
-    num_tokens = sum(map(len, per_session.values()))
-    loss = {
-        "session_mean": np.mean([np.mean(losses) for losses in per_session.values()]),
-        "per_token": sum(map(sum, per_session.values())) / num_tokens,
-        "seq_mean_token_sum_norm": np.mean(
-            [sum(losses) / (config.max_response_len or 1) for losses in per_session.values()]
-        ),
-    }[config.reduction]
-    return {"loss": float(loss), "pg_loss": float(loss)} | {name: value / num_tokens for name, value in sums.items()}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +62,7 @@ def test_a_step_equals_its_float64_definition(hf_dir: Path, settings: dict[str, 
     old = old_policy(samples, trainer)
     result = trainer.train_step(samples, signals=Signals(old=old))
     assert not result.skipped and trainer.num_updates == 1
-    expected = reference_step(hf_dir, samples, old, trainer.config)
+    expected = defined_step(hf_dir, samples, old, trainer.config).metrics
     assert 0 < expected["pg_clipfrac"] < 1
     for name, value in expected.items():
         assert result.metrics[f"train/{name}"] == pytest.approx(value, rel=2e-5, abs=2e-5), name

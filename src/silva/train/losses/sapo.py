@@ -20,6 +20,6 @@ def sapo(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """-(4 / tau) * sigmoid(tau * (exp(new - old) - 1)) * A. Nothing is ever clipped."""
     ratio_N = clamp_log_ratio(new_N - old_N).exp()
-    tau_N = torch.where(advantages_N > 0, TAU_POSITIVE, TAU_NEGATIVE).to(new_N.dtype)
+    tau_N = torch.full_like(advantages_N, TAU_NEGATIVE).masked_fill(advantages_N > 0, TAU_POSITIVE)
     loss_N = -(4 / tau_N) * torch.sigmoid(tau_N * (ratio_N - 1)) * advantages_N
     return loss_N, torch.zeros_like(loss_N, dtype=torch.bool)
