@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,7 +68,6 @@ def test_each_algorithm_takes_its_own_options_and_no_others() -> None:
         ({"kl_loss_type": "k3"}, "--kl-loss-type k3 does nothing without --use-kl-loss"),
         ({"use_unbiased_kl": True}, "--use-unbiased-kl does nothing without --use-kl-loss"),
         ({"ref_load": "there"}, "--ref-load there does nothing: neither --use-kl-loss nor --kl-coef"),
-        ({"ref_load": "there", "use_kl_loss": True}, "--ref-load there is not a Hugging Face folder"),
         ({"tis_clip": 3.0}, "--tis-clip 3.0 does nothing without --use-tis"),
         ({"tis_clip_low": 0.5}, "--tis-clip-low 0.5 does nothing without"),
         ({"tis_level": "sequence"}, "--tis-level sequence does nothing without"),
@@ -117,8 +115,7 @@ def test_the_same_holds_on_recorded_rollouts(values: dict[str, Any], part: str) 
     refused(from_values({**RECORDS, **values}), part)
 
 
-def test_what_makes_sense_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+def test_what_makes_sense_is_taken() -> None:
     for values in (
         {**TIS, "tis_level": "geometric", "tis_mode": "mask", "tis_clip_low": 0.999, "tis_clip": 1.001},
         {**TIS, "tis_clip": 1.0},
@@ -126,9 +123,9 @@ def test_what_makes_sense_is_taken(tmp_path: Path) -> None:
         {**TIS, "custom_tis_function_path": "m.f", "use_opsm": True, "opsm_delta": 0.1},
         {"use_rollout_logprobs": True, "use_opsm": True},
         {"use_opsm": True, **PPO, "agentic_custom_advantage_path": "m.f"},
-        {"use_kl_loss": True, "ref_load": str(tmp_path)},
+        {"use_kl_loss": True, "ref_load": "there"},
         {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl", "use_unbiased_kl": True},
-        {**PPO, "kl_coef": 0.1, "ref_load": str(tmp_path), "num_critic_only_steps": 3, "n_samples_per_prompt": 1},
+        {**PPO, "kl_coef": 0.1, "ref_load": "there", "num_critic_only_steps": 3, "n_samples_per_prompt": 1},
         {"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": True, "n_samples_per_prompt": 1},
         {"advantage_estimator": "rloo", "agentic_custom_advantage_path": "m.f", "n_samples_per_prompt": 1},
         {"lr_schedule": "cosine", "warmup": 3, "min_lr": 1e-7},

@@ -19,7 +19,7 @@ def make_trainer(hf_dir: Path, objective: ObjectiveConfig, **more: Any) -> Polic
 
 
 def samples_near(trainer: PolicyTrainer, shifts: Sequence[float | Sequence[float]]) -> list[TrainingSample]:
-    """One session a shift (or one of each token): three trainable tokens, recorded as the trainer has them less that."""
+    """One session a shift (or its tokens'): three trainable tokens, recorded as the trainer has them less that."""
     made = [make_sample(f"s{i}", [3, 4, 5 + i, 6, 7], [0, 1, 1, 0, 1]) for i in range(len(shifts))]
     near: list[TrainingSample] = []
     for one, now_T, shift in zip(made, trainer.compute_logprobs(made), shifts, strict=True):
