@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from near_samples import make_trainer, samples_near, with_credit
 from recorded_dump import write_dump
-from train_tiny import make_sample, random_samples, write_least_model
+from train_tiny import random_samples, write_least_model
 
 from silva.credit.assign import assign_group_credit
 from silva.rollout.recorded import RecordedGroups
@@ -21,7 +21,7 @@ from silva.train.corrections import TisConfig
 from silva.train.custom_tis import CustomTis, read_weights
 from silva.train.learner import Learner, LearnerSettings, TorchThread
 from silva.train.objective import ObjectiveConfig
-from silva.train.policy import PolicyConfig, PolicyTrainer, StepResult
+from silva.train.policy import StepResult
 from silva.types.errors import ConfigError, RunStopped, SilvaError
 from silva.types.generation import VersionSpan
 from silva.types.rollout import TrainingSample
@@ -34,24 +34,6 @@ def hf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_least_model(tmp_path_factory.mktemp("model"))
 
 
-def make_trainer(hf_dir: Path, objective: ObjectiveConfig, **more: Any) -> PolicyTrainer:
-    return PolicyTrainer(hf_dir, PolicyConfig(objective=objective, **({"lr": 1e-2, "device": "cpu"} | more)))
-
-
-def samples_near(trainer: PolicyTrainer, shifts: Sequence[float]) -> list[TrainingSample]:
-    """Samples whose recorded log-probs are those of the trainer less a shift each; one context a session."""
-    made = [make_sample(f"s{i}", [3, 4, 5 + i, 6, 7], [0, 1, 1, 0, 1], credit=1.0) for i in range(len(shifts))]
-    now = trainer.compute_logprobs(made)
-    return [
-        replace(one, logprobs=[(float(lp) - shift) * bit for lp, bit in zip(now_T, one.loss_mask, strict=True)])
-        for one, now_T, shift in zip(made, now, shifts, strict=True)
-    ]
-
-
-def with_credit(samples: Sequence[TrainingSample], *credits: float) -> list[TrainingSample]:
-    return [replace(one, credit=credit) for one, credit in zip(samples, credits, strict=True)]
-
-
 def test_fractions_count_trainable_tokens(hf_dir: Path) -> None:
     trainer = make_trainer(hf_dir, ObjectiveConfig(tis=TisConfig(mode="mask"), opsm_delta=0.1), lr=0.0)
     samples = samples_near(trainer, [0.0, math.log(3), -0.5, -0.5])
@@ -59,34 +41,6 @@ def test_fractions_count_trainable_tokens(hf_dir: Path) -> None:
     assert metrics["train/tis"] == pytest.approx((1 + 3 + 2 * math.exp(-0.5)) / 4, rel=1e-5)
     assert metrics["train/tis_clipfrac"] == 0.25  # the second alone
     assert metrics["train/opsm_clipfrac"] == 0.25  # the fourth alone: the third is as far, but went well
-
-
-@pytest.mark.parametrize(
-    "objective",
-    [
-        ObjectiveConfig(tis=TisConfig(mode="mask", low=0.5)),
-        ObjectiveConfig(opsm_delta=0.1),
-        ObjectiveConfig(opsm_delta=0.1, tis=TisConfig(level="sequence"), rollout_as_old=False),
-    ],
-)
-def test_loss_01_all_rejected_is_a_skipped_counted_step(hf_dir: Path, objective: ObjectiveConfig) -> None:
-    trainer = make_trainer(hf_dir, objective, weight_decay=0.1)
-    trainer.train_step(with_credit(samples_near(trainer, [0.0]), 1.0))  # so that the optimizer has moments
-    samples = with_credit(samples_near(trainer, [-1.0, -2.0]), -1.0, -2.0)
-    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    moments = [{k: v.clone() for k, v in one.items()} for one in trainer.optimizer.state_dict()["state"].values()]
-    result = trainer.train_step(samples)
-    assert (result.reason, trainer.num_updates, trainer.skipped_steps) == ("all_rejected", 1, {"all_rejected": 1})
-    assert all(math.isfinite(value) for value in result.metrics.values())
-    assert (result.metrics["train/loss"], result.metrics["train/grad_norm"]) == (0.0, 0.0)
-    assert result.metrics["train/skipped_all_rejected"] == 1 and result.num_trainable == 6
-    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
-    for one, before in zip(trainer.optimizer.state_dict()["state"].values(), moments, strict=True):
-        assert all(torch.equal(one[name], before[name]) for name in before)
-    # another term of the loss keeps the step
-    trainer.config = replace(trainer.config, objective=replace(objective, entropy_coef=0.1))
-    step = trainer.train_step(samples)
-    assert not step.skipped and step.metrics["train/pg_loss"] == 0 and step.metrics["train/grad_norm"] > 0
 
 
 def test_corrections_do_not_depend_on_packing_or_order(hf_dir: Path) -> None:

@@ -322,8 +322,7 @@ async def open_runtime(
     that an earlier life left behind are ended first. `engine_dir` holds the weights to start with, which are
     `version`.
     """
-    run_id = run_id_of(run_dir)
-    clock = SystemClock()
+    run_id, clock = run_id_of(run_dir), SystemClock()
     async with AsyncExitStack() as stack:
         user_code = user_code or await open_user_code(config, run_dir, run_id, stack)
         recovered: Recovered | None = None

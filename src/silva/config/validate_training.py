@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 
 from silva.config.addresses import is_address, is_base_url
 from silva.config.options import RunConfig
@@ -79,11 +78,6 @@ def check_training_run(config: RunConfig, *, num_rollout: int | None, records: b
         raise ConfigError(
             f"{_shown(config, 'max_token_staleness')} does nothing where rollout waits for training (--max-staleness "
             "0): every token is of the weights that it trains. Leave it out; it goes with --load-debug-rollout-data"
-        )
-    if config.ref_load is not None and not (Path(config.ref_load) / "config.json").is_file():
-        raise ConfigError(
-            f"--ref-load {config.ref_load} is not a Hugging Face folder with a model (there is no config.json in "
-            f"{Path(config.ref_load).absolute()})"
         )
 
 
