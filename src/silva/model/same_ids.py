@@ -18,8 +18,11 @@ def check_same_ids(folder: Path, policy: Path, *, flag: str) -> None:
     It is whole, has every id of the policy, and its `tokenizer.json` gives each id of the policy's the same piece and
     cuts text by the same rules. More ids than the policy has are no harm (rows of padding, further control tokens).
     """
-    weight_files(folder)
-    theirs, mine = num_ids(folder), num_ids(policy)
+    try:
+        theirs, mine = num_ids(folder), num_ids(policy)
+        check_weight_files(folder)
+    except ConfigError as error:
+        raise ConfigError(f"{flag} {folder} cannot be used: {error}") from error
     if theirs < mine:
         raise ConfigError(
             f"{flag} {folder}: its model has {theirs} ids, that of --hf-checkpoint {policy} {mine}: it could not score "
@@ -39,6 +42,18 @@ def check_same_ids(folder: Path, policy: Path, *, flag: str) -> None:
                 f"{flag} {folder} has another tokenizer than --hf-checkpoint {policy}: {difference}. Take a model with "
                 "the same tokenizer"
             )
+
+
+def check_weight_files(folder: Path) -> None:
+    """Raise ConfigError where a file of weights is missing, or is not as long as its head says."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error
 
 
 def num_ids(folder: Path) -> int:
