@@ -63,13 +63,16 @@ def check_training_run(config: RunConfig, *, num_rollout: int | None, records: b
 
     `records`: it trains on recorded rollouts.
     """
-    for name, does in (
-        ("num_critic_only_steps", "the policy would never be trained"),
-        ("warmup", "the learning rate would never be --lr"),
+    # the last step of a warm-up has the full rate, so a constant rate needs no step behind it
+    rising = config.warmup if config.lr_schedule == "cosine" else config.warmup - 1
+    falls = " and fall from it" if config.lr_schedule == "cosine" else ""
+    for name, taken, does in (
+        ("num_critic_only_steps", config.num_critic_only_steps, "the policy would never be trained"),
+        ("warmup", rising, f"the learning rate would not reach --lr{falls}"),
     ):
-        if num_rollout is not None and _is_set(config, name) and getattr(config, name) >= num_rollout:
+        if num_rollout is not None and _is_set(config, name) and taken >= num_rollout:
             raise ConfigError(
-                f"{_shown(config, name)} is not below the {num_rollout} rollout steps of the run (--num-rollout, "
+                f"{_shown(config, name)} is too many for the {num_rollout} rollout steps of the run (--num-rollout, "
                 f"--num-epoch): {does}"
             )
     if config.lr_schedule == "cosine" and records and num_rollout is None:
