@@ -1,6 +1,8 @@
 """Draws the reward curves of one or more runs as an SVG picture.
 
-Usage: python scripts/plot_rewards.py --out curve.svg [--eval NAME] RUN_DIR ...
+Usage: python scripts/plot_rewards.py --out curve.svg [--eval NAME] [--named] RUN_DIR ...
+
+With --named only the held-out curves are drawn, each with the name of its run folder.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import json
 from pathlib import Path
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 320, 48, 24, 16, 40
-COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b")
+COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
 
 
 def read_points(run_dir: Path, name: str) -> list[tuple[int, float]]:
@@ -20,7 +22,7 @@ def read_points(run_dir: Path, name: str) -> list[tuple[int, float]]:
     return [(document["step"], document[name]) for document in documents if name in document]
 
 
-def draw(runs: list[Path], eval_name: str) -> str:
+def draw(runs: list[Path], eval_name: str, *, named: bool = False) -> str:
     """The picture: a thin line for the reward of each training step, dots and a thick line for held-out eval."""
     curves = [(read_points(run, "rollout/raw_reward"), read_points(run, f"eval/{eval_name}/reward")) for run in runs]
     last = max(step for train, held in curves for step, _ in [*train, *held])
@@ -42,9 +44,14 @@ def draw(runs: list[Path], eval_name: str) -> str:
         x = at(step, 0).split(",")[0]
         parts.append(f'<text x="{x}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{step}</text>')
     parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 6}" text-anchor="middle">rollout step</text>')
-    parts.append(f'<text x="{LEFT}" y="{TOP - 8}">mean reward: held-out (dots), training (thin)</text>')
-    for (train, held), colour in zip(curves, COLOURS * len(curves), strict=False):
-        for points, width in ((train, 1), (held, 3)):
+    parts.append(
+        f'<text x="{LEFT}" y="{TOP - 8}">mean reward: held-out (dots){"" if named else ", training (thin)"}</text>'
+    )
+    for i, ((train, held), colour) in enumerate(zip(curves, COLOURS * len(curves), strict=False)):
+        if named:
+            x, y = WIDTH - RIGHT - 200, HEIGHT - BOTTOM - 14 * (len(curves) - i)
+            parts.append(f'<text x="{x}" y="{y}" fill="{colour}">{runs[i].name}</text>')
+        for points, width in ((held, 2),) if named else ((train, 1), (held, 3)):
             line = " ".join(at(*point) for point in points)
             parts.append(
                 f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="{width}" opacity="0.8"/>'
@@ -60,8 +67,9 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--eval", default="held_out")
+    parser.add_argument("--named", action="store_true")
     args = parser.parse_args()
-    args.out.write_text(draw(args.runs, args.eval), encoding="utf-8")
+    args.out.write_text(draw(args.runs, args.eval, named=args.named), encoding="utf-8")
 
 
 if __name__ == "__main__":

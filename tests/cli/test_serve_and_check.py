@@ -112,10 +112,13 @@ def check(tmp_path: Path, model: Path, *more: object):
 def test_check_passes_a_run_that_fits(tmp_path: Path, model_dir: Path) -> None:
     (tmp_path / "agent.py").write_text(TWO_TURNS)
     write_rows(tmp_path / "rows.jsonl", 3)
-    done = check(tmp_path, model_dir, "--agentic-tool-call-parser", "auto", "--agentic-reasoning-parser", "qwen3")
+    more = ("--advantage-estimator", "ppo", "--n-samples-per-prompt", 1)  # which compares no sessions
+    parsers = ("--agentic-tool-call-parser", "auto", "--agentic-reasoning-parser", "qwen3")
+    done = check(tmp_path, model_dir, *parsers, *more)
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.findall(r"^PASS ([a-z ]+)", done.stdout, re.M)
     assert passed == ["options", "dataset", "chat template", "parsers", "model", "agent command"]
+    assert "PASS options: fit for silva train" in done.stdout
     assert "PASS parsers: tool calls hermes, reasoning qwen3\n" in done.stdout
     assert "model turns: 2" in done.stdout
     assert not (tmp_path / "runs").exists()

@@ -113,12 +113,15 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
         check_ledgers(conn, finished=True)
 
 
+PPO = ("--advantage-estimator", "ppo", "--critic-lr", 0.01, "--num-critic-only-steps", 1)
+
+
 def replay(tmp_path: Path, model_dir: Path) -> list[dict]:
     """Train on what the run recorded: no data, no agent, and the same options of training."""
     done = run_silva(
         *("train", "--debug-train-only", "--load-debug-rollout-data", "{rollout_id}.jsonl", "--hf-checkpoint"),
         *(model_dir, "--lr", 0.001, "--micro-batch-size", 8, "--run-dir", "replayed"),
-        "--log-passrate",
+        *("--log-passrate", *PPO),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
@@ -191,9 +194,11 @@ def test_failed_groups_are_replaced_and_the_last_step_of_the_epochs_may_be_small
 ) -> None:
     prepare(tmp_path, AGENT + "if n in (0, 3): sys.exit(3)\n" + TWO_TURNS.removeprefix(AGENT), rows=5)
     more = ("--agent-retries", 0, "--num-epoch", 1, "--save-debug-rollout-data", "{rollout_id}.jsonl", "--log-passrate")
-    done = run_silva(*options(model_dir, *more, rollouts=9), cwd=tmp_path)
+    done = run_silva(*options(model_dir, *more, *PPO, rollouts=9), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert trained_rows(tmp_path / "run") == [1, 2, 4]
+    first, second = [line for line in done.stdout.splitlines() if line.startswith("step")]
+    assert "skipped: critic_only" in first and "value loss" in second and "skipped" not in second
     assert show(tmp_path / "run")["counts"]["prompts"]["dropped"] == {"all_sessions_failed": 2}
     steps, replayed = metrics(tmp_path / "run"), replay(tmp_path, model_dir)
     assert [line["rollout/num_groups"] for line in steps] == [2, 1]
@@ -201,6 +206,7 @@ def test_failed_groups_are_replaced_and_the_last_step_of_the_epochs_may_be_small
     for before, after in zip(steps, replayed, strict=True):
         learned = {name for name in before if name.startswith(("train/", "rollout/", "letters/", "staleness/"))}
         assert {"train/loss", "train/grad_norm", "rollout/passrate/pass@3", "letters/mean"} < learned
+        assert {"train/value_loss", "train/critic_grad_norm", "train/return_mean"} < learned
         assert {name: after[name] for name in learned} == pytest.approx(
             {name: before[name] for name in learned}, abs=1e-6
         )

@@ -196,7 +196,7 @@ def test_rows_and_steps_that_fit_are_taken(tmp_path: Path) -> None:
 def test_credit_that_fits_is_taken(tmp_path: Path) -> None:
     dynamic = {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 64}
     validate(trainable(tmp_path, **dynamic, agentic_credit="split", agentic_shared_prefix="each"), "train")
-    custom = {"agentic_custom_advantage_path": "m.f", "disable_grpo_std_normalization": True}
+    custom = {"agentic_custom_advantage_path": "m.f"}
     validate(trainable(tmp_path, **custom, n_samples_per_prompt=1), "train")
     validate(trainable(tmp_path, **custom, **dynamic), "train")
     validate(trainable(tmp_path, agentic_credit="shared"), "rollout")

@@ -21,7 +21,8 @@ from sglang_stub import Answer, SglangStub
 
 from silva.gateway.answer import AnswerSettings
 from silva.gateway.turns import SamplingSettings
-from silva.inference.sglang import KEPT_BACK, SglangEngine
+from silva.inference.sglang import SglangEngine
+from silva.inference.sglang_http import KEPT_BACK
 from silva.inference.sglang_wire import attempt_rid
 from silva.state.codec import TurnCodec
 from silva.types.clock import SystemClock

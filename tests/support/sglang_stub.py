@@ -55,7 +55,8 @@ class _Held:
 class SglangStub:
     """`answers` are taken in order, the last one over and over. `calls` holds each body of /generate as it came,
     `aborts` the rids of /abort_request, `lost` the rids whose client hung up. `status` stands in for every answer
-    while it is set; `model` and `server` are what the two info routes say.
+    while it is set; `model` and `server` are what the two info routes say. A request for the log-probs of its own ids
+    gets `score(ids, at)` for each, and what `decode` reads it as where it asks for that.
     """
 
     def __init__(self, *answers: Answer, decode: Callable[[list[int]], str] | None = None):
@@ -63,11 +64,12 @@ class SglangStub:
         self.calls: list[Json] = []
         self.aborts: list[str] = []
         self.lost: list[str] = []
-        self.num_connections = 0
+        self.num_connections = self.num_requests = 0
         self.status: int | None = None
         self.model: Json | None = dict(MODEL)
         self.server: Json | None = dict(SERVER)
         self.old_routes = False
+        self.score: Callable[[list[int], int], float | None] = lambda ids, at: -0.25
         self._decode = decode
         self._held: list[_Held] = []
         self._writers: set[asyncio.StreamWriter] = set()
@@ -101,6 +103,7 @@ class SglangStub:
         try:
             while True:
                 method, path, body = await read_request(reader)
+                self.num_requests += 1
                 status, answer = await self._route(method, path, body, reader)
                 writer.write(response(status, answer))
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -139,7 +142,18 @@ class SglangStub:
             if held.aborted:
                 ids = list(answer.ids)[: answer.hold_at or 0]
                 answer = replace(answer, ids=ids, finish="abort", matched=None, versions=_cut(answer.versions, ids))
-        return 200, json.dumps(_document(call, self._limited(call, answer))).encode()
+        limited = self._limited(call, answer)
+        if call["logprob_start_len"] >= 0:
+            limited = replace(limited, meta={"input_token_logprobs": self._scored(call), **answer.meta})
+        return 200, json.dumps(_document(call, limited)).encode()
+
+    def _scored(self, call: Json) -> list[list[Any]]:
+        ids, start = call["input_ids"], call["logprob_start_len"]
+        read = self._decode if call.get("return_text_in_logprobs") else None
+        return [
+            [None if at == start else self.score(ids, at), ids[at], read and read([ids[at]])]
+            for at in range(start, len(ids))
+        ]
 
     async def _hold(self, call: Json, reader: asyncio.StreamReader) -> _Held:
         held = _Held(rid=call["rid"])

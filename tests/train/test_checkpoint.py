@@ -133,6 +133,33 @@ def test_pruning_that_is_interrupted_leaves_no_damaged_checkpoint(
     assert names(tmp_path) == ["step_000002", "step_000003"]
 
 
+def test_ckpt_02_a_checkpoint_that_was_set_aside_gets_its_name_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a save leaves that dies between its two renames; for step 2 a damaged folder came into the place since."""
+    for step in range(1, 4):
+        save(tmp_path, step)
+    for step in (2, 3):
+        (tmp_path / f"step_{step:06d}").rename(tmp_path / f".old-step_{step:06d}")
+    (tmp_path / "step_000002").mkdir()
+    assert latest_checkpoint(tmp_path) == tmp_path / ".old-step_000003"
+    assert prune_checkpoints(tmp_path, keep=2) == [tmp_path / "step_000001"]
+    assert names(tmp_path) == [".old-step_000002", "step_000002", "step_000003"]
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_000003"
+
+    def die(path: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", die)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, 2, "new")
+    assert is_complete(tmp_path / ".old-step_000002")
+    save(tmp_path, 2, "new")
+    assert prune_checkpoints(tmp_path, keep=2) == []
+    assert names(tmp_path) == ["step_000002", "step_000003"]
+
+
 CRASH = """
 import os, sys
 from pathlib import Path

@@ -314,22 +314,20 @@ async def open_runtime(
     version: int = 0,
     open_sessions: bool = False,
     record: Path | None = None,
+    user_code: UserCode | None = None,
 ) -> AsyncIterator[Runtime]:
-    """Ledger, codec, engine and gateway, closed in reverse order.
+    """Ledger, codec, engine and gateway, closed in reverse order. `user_code`: where it is open already.
 
     `recover_step`: the run is resumed from a checkpoint after that train step (-1: from the start weights); processes
     that an earlier life left behind are ended first. `engine_dir` holds the weights to start with, which are
     `version`.
     """
-    run_id = run_id_of(run_dir)
-    clock = SystemClock()
+    run_id, clock = run_id_of(run_dir), SystemClock()
     async with AsyncExitStack() as stack:
-        user_code = await open_user_code(config, run_dir, run_id, stack)
+        user_code = user_code or await open_user_code(config, run_dir, run_id, stack)
         recovered: Recovered | None = None
-        if recover_step is None:
-            ledger = RunLedger(run_dir, clock=clock)
-        else:
-            ledger = RunLedger.open_existing(run_dir, clock=clock)
+        open_ledger = RunLedger if recover_step is None else RunLedger.open_existing
+        ledger = open_ledger(run_dir, clock=clock)
         stack.callback(ledger.close)
         await asyncio.to_thread(sweep_run, run_id)
         if recover_step is not None:

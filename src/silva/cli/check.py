@@ -1,4 +1,4 @@
-"""`silva check`: look before a run. Each line is PASS or FAIL with the reason."""
+"""`silva check`: look before a run. Each line is PASS, FAIL, WARN or SKIP with the reason."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ from silva.cli.build import (
 )
 from silva.cli.loop import run_async
 from silva.cli.replay import run_replay
+from silva.cli.side_models import look_at_side_models
 from silva.cli.user_code import open_user_code
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
 from silva.config.validate import eval_sets, one_context_reason, several_contexts_problem, trains_on_records, validate
+from silva.config.validate_training import algorithm_of, needs_reference, training_warnings
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
@@ -67,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     checks = Checklist()
     config = resolve(args)
     options_fit = checks.run("options", lambda: _check_options(config))
+    for warning in training_warnings(config):
+        print(f"WARN options: {warning}", flush=True)
     datasets: list[Dataset] = []
     if config.prompt_data is not None:
         checks.run("dataset", lambda: _check_dataset(config, Path(config.prompt_data or ""), datasets))
@@ -81,7 +85,9 @@ def run(args: argparse.Namespace) -> int:
             checks.run("engine", lambda: _check_servers(config))
         elif config.engine == "sglang":
             print("SKIP engine: the options must pass first", flush=True)
-    if config.custom_rm_path is not None or config.agentic_custom_advantage_path is not None:
+        if options_fit and (needs_reference(config) or config.opd_teacher is not None):
+            checks.run("reference and teacher", lambda: _check_side_models(config))
+    if any((config.custom_rm_path, config.agentic_custom_advantage_path, config.custom_tis_function_path)):
         checks.run("your functions", lambda: _check_user_code(config))
     if options_fit and datasets and not checks.failed and not args.no_agent_run:
         checks.run("agent command", lambda: _check_agent(config, datasets[0]))
@@ -99,8 +105,14 @@ def _check_options(config: RunConfig) -> str:
         reason = "silva train needs another --engine"
     elif (problem := several_contexts_problem(config)) is not None:
         reason = f"not for silva train: {problem}"
-    elif config.n_samples_per_prompt == 1 and config.agentic_custom_advantage_path is None:
-        reason = "silva train needs at least 2 samples a prompt"
+    elif (
+        algorithm_of(config).compares
+        and config.n_samples_per_prompt == 1
+        and config.agentic_custom_advantage_path is None
+    ):
+        reason = (
+            f"silva train needs at least 2 samples a prompt with --advantage-estimator {config.advantage_estimator}"
+        )
     command = "rollout" if reason else "train"
     validate(config, command)
     if command == "train":
@@ -151,10 +163,21 @@ def _check_servers(config: RunConfig) -> str:
     return f"{', '.join(config.engine_url)}: weight version {engine.version}, context {engine.max_context_len} tokens"
 
 
+def _check_side_models(config: RunConfig) -> str:
+    told: list[str] = []
+
+    async def look() -> int:
+        told.extend(await look_at_side_models(config))
+        return 0
+
+    run_async(look)
+    return "; ".join(told)
+
+
 def _check_user_code(config: RunConfig) -> str:
     async def look() -> int:
         async with AsyncExitStack() as stack:
-            await open_user_code(config, Path(folder), f"check-{os.getpid()}", stack)
+            await open_user_code(config, Path(folder), f"check-{os.getpid()}", stack, trains=True)
         return 0
 
     with tempfile.TemporaryDirectory(prefix="silva-check-") as folder:
@@ -164,6 +187,8 @@ def _check_user_code(config: RunConfig) -> str:
         loaded.append(config.custom_rm_path + (" (called once a group)" if config.group_rm else ""))
     if config.agentic_custom_advantage_path is not None:
         loaded.append(f"{config.agentic_custom_advantage_path} (credit; not called by this check)")
+    if config.custom_tis_function_path is not None:
+        loaded.append(f"{config.custom_tis_function_path} (weights; not called by this check)")
     return f"loaded {', '.join(loaded)}"
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+from contextlib import AsyncExitStack
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from silva.cli.build import num_threads
+from silva.cli.side_models import open_side_models
 from silva.config.options import RunConfig
-from silva.config.validate_training import algorithm_of, needs_reference, training_warnings
+from silva.config.validate_training import algorithm_of, training_warnings
 
 if TYPE_CHECKING:  # they import torch
     from silva.train.advantages import AdvantageConfig
     from silva.train.corrections import TisLevel, TisMode
-    from silva.train.learner import Learner, TorchThread
+    from silva.train.critic import CriticConfig
+    from silva.train.learner import Learner, TorchThread, WeighTokens
     from silva.train.losses.kl import KlType
     from silva.train.objective import ObjectiveConfig
     from silva.train.packed_model import Dtype
@@ -24,21 +28,30 @@ if TYPE_CHECKING:  # they import torch
 log = logging.getLogger("silva")
 
 
-async def build_learner(config: RunConfig, thread: TorchThread, *, num_rollout: int | None) -> Learner:
-    """The learner of a run with `num_rollout` rollout steps (None: it is not known how many)."""
-    from silva.train.learner import Learner, LearnerSettings, LocalScorer
-    from silva.train.packed_model import PackedModel
+async def build_learner(
+    config: RunConfig,
+    thread: TorchThread,
+    stack: AsyncExitStack,
+    *,
+    num_rollout: int | None,
+    weigh_tokens: WeighTokens | None = None,
+) -> Learner:
+    """The learner of a run with `num_rollout` rollout steps (None: it is not known how many).
+
+    `stack` closes the connections to a teacher.
+    """
+    from silva.train.critic import ValueTrainer
+    from silva.train.learner import Learner, LearnerSettings
     from silva.train.policy import PolicyTrainer
 
     for warning in training_warnings(config):
         log.warning(warning)
     settings = policy_config(config)
+    reference, teacher = await open_side_models(config, thread, settings, stack)
     policy = await thread.run(PolicyTrainer, str(config.hf_checkpoint), settings)
-    reference = None
-    if needs_reference(config):
-        folder = config.ref_load or str(config.hf_checkpoint)
-        model = await thread.run(PackedModel, folder, settings, role="reference model", frozen=True)
-        reference = LocalScorer(model, thread)
+    critic = None
+    if algorithm_of(config).advantages == "gae":
+        critic = await thread.run(ValueTrainer, str(config.hf_checkpoint), critic_config(config, settings))
     return Learner(
         policy,
         thread,
@@ -47,6 +60,9 @@ async def build_learner(config: RunConfig, thread: TorchThread, *, num_rollout: 
             max_token_staleness=config.max_token_staleness, num_critic_only=config.num_critic_only_steps
         ),
         reference=reference,
+        weigh_tokens=weigh_tokens,
+        critic=critic,
+        teacher=teacher,
     )
 
 
@@ -82,6 +98,17 @@ def policy_config(config: RunConfig) -> PolicyConfig:
         num_threads=num_threads(Path(str(config.hf_checkpoint))),
         seed=config.seed,
     )
+
+
+def critic_config(config: RunConfig, policy: PolicyConfig) -> CriticConfig:
+    """The critic learns as the policy does but for its learning rate."""
+    from silva.train.critic import CriticConfig
+    from silva.train.optimizer import UpdateConfig
+
+    shared: dict[str, Any] = {item.name: getattr(policy, item.name) for item in fields(UpdateConfig)}
+    if config.critic_lr is not None:
+        shared["lr"] = config.critic_lr
+    return CriticConfig(**shared, value_clip=config.value_clip)
 
 
 def _objective(config: RunConfig) -> ObjectiveConfig:

@@ -25,10 +25,18 @@ from silva.cli.build import (
 )
 from silva.cli.learner import build_learner
 from silva.cli.loop import run_async
-from silva.cli.user_code import build_credit, credit_of, credit_share, open_user_code, shared_prefix
+from silva.cli.user_code import (
+    build_credit,
+    build_custom_tis,
+    credit_of,
+    credit_share,
+    open_user_code,
+    shared_prefix,
+)
 from silva.config.options import RunConfig
 from silva.config.parse import read_config_file, resolve, write_config_file
 from silva.config.validate import eval_sets, one_context_reason, trains_on_records, validate
+from silva.config.validate_training import check_training_run
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
 from silva.rollout.evaluate import Evaluator
@@ -62,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
             return run_async(lambda: _train_on_records(config, view, run_dir))
     assert config.prompt_data is not None
     dataset = load_prompts(config, Path(config.prompt_data))
+    if not config.debug_rollout_only:
+        check_training_run(config, num_rollout=_num_rollout(config, dataset), records=False)
     evals = {item.name: load_prompts(config, item.path) for item in eval_sets(config)}
     prepare()
     with RunView(run_dir / "run.log") as view:
@@ -94,10 +104,19 @@ async def _train(
     folder = latest_checkpoint(run_dir / "checkpoints") if resume else None
     learner, first = None, 0
     async with AsyncExitStack() as stack:
-        if not config.debug_rollout_only:
+        trains = not config.debug_rollout_only
+        # before the models, which take longer to load than a function that cannot work
+        user_code = await open_user_code(config, run_dir, run_id_of(run_dir), stack, trains=trains)
+        if trains:
             thread = TorchThread()
             stack.callback(thread.close)
-            learner = await build_learner(config, thread, num_rollout=_num_rollout(config, dataset))
+            learner = await build_learner(
+                config,
+                thread,
+                stack,
+                num_rollout=_num_rollout(config, dataset),
+                weigh_tokens=build_custom_tis(config, user_code),
+            )
         if folder is not None:
             assert learner is not None
             state = await learner.load_checkpoint(folder)
@@ -105,7 +124,13 @@ async def _train(
         view.say(f"run folder: {run_dir}" + (f", going on at step {first}" if resume else ""))
         runtime = await stack.enter_async_context(
             open_runtime(
-                config, view, run_dir, recover_step=first - 1 if resume else None, engine_dir=folder, version=first
+                config,
+                view,
+                run_dir,
+                recover_step=first - 1 if resume else None,
+                engine_dir=folder,
+                version=first,
+                user_code=user_code,
             )
         )
         groups, budget = await open_groups(runtime, credited=True)
@@ -142,7 +167,8 @@ async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> 
     assert config.load_debug_rollout_data is not None
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_run(run_dir, must_exist=False))
-        user_code = await open_user_code(replace(config, custom_rm_path=None), run_dir, run_id_of(run_dir), stack)
+        no_rewards = replace(config, custom_rm_path=None)
+        user_code = await open_user_code(no_rewards, run_dir, run_id_of(run_dir), stack, trains=True)
         write_config_file(config, run_dir / "config.toml")
         view.say(f"run folder: {run_dir}; training on {config.load_debug_rollout_data}, without agents")
         thread = TorchThread()
@@ -155,7 +181,9 @@ async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> 
             shared_prefix=shared_prefix(config),
         )
         trainer = Trainer(
-            learner=await build_learner(config, thread, num_rollout=config.num_rollout),
+            learner=await build_learner(
+                config, thread, stack, num_rollout=config.num_rollout, weigh_tokens=build_custom_tis(config, user_code)
+            ),
             engine=None,
             source=source,
             evaluator=None,

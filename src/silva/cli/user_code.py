@@ -18,6 +18,7 @@ from silva.rollout.sample_views import Decode
 from silva.rollout.user_function import UserCodeError, UserFunction, UserFunctionPool
 from silva.state.lineage import SharedPrefix
 from silva.train.algorithms import ALGORITHMS, credit_function
+from silva.train.custom_tis import TIS_PARAMS, CustomTis
 from silva.types.rollout import Mode
 from silva.types.sample_view import OptionsView
 
@@ -32,14 +33,19 @@ class UserCode:
 
     reward: UserFunction | None = None
     advantage: UserFunction | None = None
+    tis: UserFunction | None = None
 
 
-async def open_user_code(config: RunConfig, run_dir: Path, run_id: str, stack: AsyncExitStack) -> UserCode:
-    """Load what the options name. Raises ConfigError for a function that cannot work.
+async def open_user_code(
+    config: RunConfig, run_dir: Path, run_id: str, stack: AsyncExitStack, *, trains: bool = False
+) -> UserCode:
+    """Load what the options name; what only an update asks for where one `trains`. Raises ConfigError for a function
+    that cannot work.
 
     What user code starts carries a marker of this process alone: another run in the same folder is not touched.
     """
-    if config.custom_rm_path is None and not has_custom_advantage(config):
+    tis_path = config.custom_tis_function_path if trains else None
+    if config.custom_rm_path is None and not has_custom_advantage(config) and tis_path is None:
         return UserCode()
     pool = UserFunctionPool(
         log_path=run_dir / USER_CODE_LOG,
@@ -48,20 +54,22 @@ async def open_user_code(config: RunConfig, run_dir: Path, run_id: str, stack: A
         timeout_s=config.reward_timeout_s,
     )
     await stack.enter_async_context(pool)
-    reward = advantage = None
+    reward = advantage = tis = None
     if config.custom_rm_path is not None:
         params = GROUP_RM_PARAMS if config.group_rm else RM_PARAMS
         reward = await pool.check(config.custom_rm_path, "--custom-rm-path", params)
     if config.agentic_custom_advantage_path is not None:
         flag = "--agentic-custom-advantage-path"
         advantage = await pool.check(config.agentic_custom_advantage_path, flag, ADVANTAGE_PARAMS)
+    if tis_path is not None:
+        tis = await pool.check(tis_path, "--custom-tis-function-path", TIS_PARAMS)
     if reward is not None and advantage is not None and not config.group_rm:
         log.warning(
             "--custom-rm-path %s is not called: --agentic-custom-advantage-path gives the credit (with --group-rm it "
             "would still give rewards)",
             config.custom_rm_path,
         )
-    return UserCode(reward=reward, advantage=advantage)
+    return UserCode(reward=reward, advantage=advantage, tis=tis)
 
 
 def has_custom_advantage(config: RunConfig) -> bool:
@@ -79,6 +87,14 @@ def build_credit(config: RunConfig, user_code: UserCode) -> CreditStage | None:
         shared_prefix=shared_prefix(config),
         path=config.agentic_custom_advantage_path,
     )
+
+
+def build_custom_tis(config: RunConfig, user_code: UserCode) -> CustomTis | None:
+    """What weighs tokens by a function of the user; None where the options name none."""
+    if user_code.tis is None:
+        return None
+    options = OptionsView(asdict(config))
+    return CustomTis(user_code.tis, options=options, failed=UserCodeError, path=user_code.tis.path)
 
 
 def credit_of(config: RunConfig) -> CreditFunction:

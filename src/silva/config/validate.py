@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
+from silva.config.addresses import is_base_url
 from silva.config.options import RunConfig
-from silva.config.validate_training import check_algorithm, check_group_size
+from silva.config.validate_training import check_algorithm, check_credit, check_group_size, check_training_run
 from silva.state.profiles import parse_profiles
 from silva.store.dumps import check_dump_template
 from silva.types.errors import ConfigError
@@ -34,9 +34,8 @@ def validate(config: RunConfig, command: Command) -> None:
         _check_credit(config)
         _check_packing(config)
         check_algorithm(config)
+        check_training_run(config, num_rollout=config.num_rollout, records=True)
         _check_save_hf(config)
-        if config.lr_schedule == "cosine" and config.num_rollout is None:
-            raise ConfigError("--lr-schedule cosine needs --num-rollout here: how many files there are is not known")
         return
     _check_engine(config, command)
     _check_not_built(config)
@@ -52,6 +51,8 @@ def validate(config: RunConfig, command: Command) -> None:
     if command == "train" and (problem := several_contexts_problem(config)) is not None:
         raise ConfigError(problem)
     _check_groups(config, command)
+    if command == "train" and not config.debug_rollout_only:
+        check_training_run(config, num_rollout=config.num_rollout, records=False)
     _check_packing(config)
     _check_rewards(config)
     _check_save_hf(config)
@@ -99,6 +100,7 @@ def validate_judgement(config: RunConfig) -> None:
     """Raise ConfigError where the options of export, reward and credit do not fit together; others do not count."""
     _check_profiles(config)
     _check_credit(config)
+    check_credit(config)
     _check_rewards(config)
 
 
@@ -244,7 +246,7 @@ def _check_sglang(config: RunConfig, command: Command) -> None:
     if not config.engine_url:
         raise ConfigError("--engine sglang needs --engine-url, the address of at least one server (http://host:port)")
     for url in config.engine_url:
-        if not _is_base_url(url):
+        if not is_base_url(url):
             raise ConfigError(f"--engine-url {url!r} is no address of a server; it must look like http://host:port")
     places = [url.rstrip("/") for url in config.engine_url]
     twice = next((url for url in places if places.count(url) > 1), None)
@@ -266,16 +268,6 @@ def _check_sglang(config: RunConfig, command: Command) -> None:
                 f"{flag} cannot be used with --engine sglang: no server tells which mass it kept, so that would be "
                 "recorded wrongly. Leave it out"
             )
-
-
-def _is_base_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError:
-        return False
-    bare = not (parts.query or parts.fragment or parts.username or parts.password) and text.isascii()
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and bare and " " not in text
 
 
 def _check_not_built(config: RunConfig) -> None:

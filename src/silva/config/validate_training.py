@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from silva.config.addresses import is_address, is_base_url
 from silva.config.options import RunConfig
 from silva.train.algorithms import ALGORITHMS, SPECIAL_OPTIONS, Algorithm
 from silva.types.errors import ConfigError
@@ -30,22 +31,54 @@ def needs_reference(config: RunConfig) -> bool:
 def check_algorithm(config: RunConfig) -> None:
     """Raise ConfigError for the first combination that cannot work or in which an option would do nothing."""
     algorithm = algorithm_of(config)
-    for name in sorted(SPECIAL_OPTIONS - algorithm.options):
-        if _is_set(config, name):
-            users = ", ".join(row.name for row in ALGORITHMS.values() if name in row.options)
-            raise ConfigError(
-                f"{_shown(config, name)} does nothing with --advantage-estimator {algorithm.name}; it goes with {users}"
-            )
+    for name in sorted(SPECIAL_OPTIONS):
+        _check_special(config, name)
+    check_credit(config)
     for flag, others in _NEEDED.items():
         for name in others:
             if _is_set(config, name) and not getattr(config, flag):
                 raise ConfigError(f"{_shown(config, name)} does nothing without {_flag(flag)}; set both or neither")
+    _check_clip(config)
     _check_reference(config)
     _check_off_policy(config, algorithm)
+    _check_tis(config)
     _check_distillation(config)
     _check_schedule(config)
-    if config.calculate_per_token_loss and config.loss_reduction not in (None, "per_token"):
-        raise ConfigError(f"--calculate-per-token-loss contradicts --loss-reduction {config.loss_reduction}")
+    _check_reduction(config)
+
+
+def check_credit(config: RunConfig) -> None:
+    """Raise ConfigError for options that the making of credit would not heed."""
+    name, path = "disable_grpo_std_normalization", config.agentic_custom_advantage_path
+    _check_special(config, name)
+    if _is_set(config, name) and path is not None:
+        raise ConfigError(
+            f"{_shown(config, name)} does nothing with --agentic-custom-advantage-path {path}, whose credit is taken "
+            "as it is; leave one out"
+        )
+
+
+def check_training_run(config: RunConfig, *, num_rollout: int | None, records: bool) -> None:
+    """Raise ConfigError for what cannot work in an updating run of so many rollout steps (None: not known yet).
+
+    `records`: it trains on recorded rollouts.
+    """
+    for name, does in (
+        ("num_critic_only_steps", "the policy would never be trained"),
+        ("warmup", "the learning rate would never be --lr"),
+    ):
+        if num_rollout is not None and _is_set(config, name) and getattr(config, name) >= num_rollout:
+            raise ConfigError(
+                f"{_shown(config, name)} is not below the {num_rollout} rollout steps of the run (--num-rollout, "
+                f"--num-epoch): {does}"
+            )
+    if config.lr_schedule == "cosine" and records and num_rollout is None:
+        raise ConfigError("--lr-schedule cosine needs --num-rollout here: how many files there are is not known")
+    if config.max_token_staleness is not None and not records and config.max_staleness == 0:
+        raise ConfigError(
+            f"{_shown(config, 'max_token_staleness')} does nothing where rollout waits for training (--max-staleness "
+            "0): every token is of the weights that it trains. Leave it out; it goes with --load-debug-rollout-data"
+        )
 
 
 def check_group_size(config: RunConfig) -> None:
@@ -74,7 +107,29 @@ def training_warnings(config: RunConfig) -> list[str]:
             f"--use-tis with {' and '.join(filters)}: tokens were drawn from what these left, while both log-probs "
             "that TIS compares are those before it, so the weights do not see this difference"
         )
+    if config.kl_coef and config.kl_loss_coef:
+        told.append(
+            f"{_shown(config, 'kl_coef')} and {_shown(config, 'kl_loss_coef')}: the KL to the reference model counts "
+            "twice, in the rewards of tokens and in the loss"
+        )
+    if config.lr == 0:
+        told.append("--lr 0: steps are measured, but the policy stays as it is")
     return told
+
+
+def _check_special(config: RunConfig, name: str) -> None:
+    """Refuse an option that the algorithm does not heed."""
+    algorithm = algorithm_of(config)
+    if name not in algorithm.options and _is_set(config, name):
+        users = ", ".join(row.name for row in ALGORITHMS.values() if name in row.options)
+        raise ConfigError(
+            f"{_shown(config, name)} does nothing with --advantage-estimator {algorithm.name}; it goes with {users}"
+        )
+
+
+def _check_clip(config: RunConfig) -> None:
+    if config.eps_clip >= 1:
+        raise ConfigError(f"--eps-clip {config.eps_clip:g} leaves the policy ratio no lower bound; it must be below 1")
 
 
 def _check_reference(config: RunConfig) -> None:
@@ -94,15 +149,6 @@ def _check_off_policy(config: RunConfig, algorithm: Algorithm) -> None:
         raise ConfigError(
             f"--use-rollout-logprobs does nothing with --advantage-estimator {algorithm.name}, whose loss has no ratio"
         )
-    if config.use_tis and config.tis_clip_low >= config.tis_clip:
-        raise ConfigError(f"--tis-clip-low {config.tis_clip_low:g} is not below --tis-clip {config.tis_clip:g}")
-    if config.custom_tis_function_path is not None:
-        for name in _TIS_BAND:
-            if _is_set(config, name):
-                raise ConfigError(
-                    f"{_shown(config, name)} does nothing with --custom-tis-function-path, whose weights are taken as "
-                    "they are; leave one out"
-                )
     if config.use_opsm and not algorithm.compares and config.agentic_custom_advantage_path is None:
         raise ConfigError(
             f"--use-opsm leaves sequences out by the sign of their credit, and with --advantage-estimator "
@@ -111,23 +157,57 @@ def _check_off_policy(config: RunConfig, algorithm: Algorithm) -> None:
         )
 
 
+def _check_tis(config: RunConfig) -> None:
+    if config.custom_tis_function_path is not None:
+        for name in _TIS_BAND:
+            if _is_set(config, name):
+                raise ConfigError(
+                    f"{_shown(config, name)} does nothing with --custom-tis-function-path, whose weights are taken as "
+                    "they are; leave one out"
+                )
+    if config.use_tis and not config.tis_clip_low <= 1 <= config.tis_clip:
+        raise ConfigError(
+            f"--tis-clip-low {config.tis_clip_low:g} to --tis-clip {config.tis_clip:g} leaves out 1, the weight of "
+            "tokens that trainer and engine find equally likely; the band must hold it"
+        )
+    if config.use_tis and config.tis_clip_low == config.tis_clip:
+        raise ConfigError("--tis-clip-low 1 and --tis-clip 1 leave no band: every weight would be 1 or 0")
+
+
 def _check_distillation(config: RunConfig) -> None:
     if config.opd_coef and config.opd_teacher is None:
         raise ConfigError(f"--opd-coef {config.opd_coef:g} needs --opd-teacher, the model to learn from")
     if config.opd_teacher is not None and not config.opd_coef:
         raise ConfigError(f"--opd-teacher {config.opd_teacher} does nothing without --opd-coef above 0")
+    if config.opd_teacher is None or not is_address(config.opd_teacher):
+        return
+    if not is_base_url(config.opd_teacher):
+        raise ConfigError(
+            f"--opd-teacher {config.opd_teacher!r} is no address of a server; it must look like http://host:port"
+        )
+    if config.rollout_temperature not in (0, 1):
+        raise ConfigError(
+            f"--opd-teacher {config.opd_teacher} cannot be used with --rollout-temperature "
+            f"{config.rollout_temperature:g}: a server gives the log-probs of a prompt at temperature 1 only, and the "
+            "policy is trained at that of the rollout. Take 1, or the folder of the teacher"
+        )
 
 
 def _check_schedule(config: RunConfig) -> None:
     if config.lr_schedule != "cosine" and _is_set(config, "min_lr"):
         raise ConfigError(f"{_shown(config, 'min_lr')} does nothing with --lr-schedule {config.lr_schedule}")
-    if config.lr_schedule == "cosine" and config.num_rollout is not None and config.warmup >= config.num_rollout:
+    if config.min_lr and config.min_lr >= config.lr:
         raise ConfigError(
-            f"--warmup {config.warmup} leaves --lr-schedule cosine no step to fall in: the run has --num-rollout "
-            f"{config.num_rollout}"
+            f"--min-lr {config.min_lr:g} is not below --lr {config.lr:g}, so --lr-schedule cosine has nowhere to fall"
         )
-    if config.min_lr > config.lr:
-        raise ConfigError(f"--min-lr {config.min_lr:g} is above --lr {config.lr:g}")
+
+
+def _check_reduction(config: RunConfig) -> None:
+    reduction = config.loss_reduction
+    if config.calculate_per_token_loss and reduction not in (None, "per_token"):
+        raise ConfigError(f"--calculate-per-token-loss contradicts --loss-reduction {reduction}; leave one out")
+    if reduction == "seq_mean_token_sum_norm" and config.rollout_max_response_len is None:
+        raise ConfigError(f"--loss-reduction {reduction} divides by --rollout-max-response-len, which is not set")
 
 
 def _is_set(config: RunConfig, name: str) -> bool:

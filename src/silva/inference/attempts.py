@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from array import array
 from collections import Counter
@@ -10,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from silva.inference.engine import Engine
+from silva.inference.time_limit import answer_in_time
 from silva.state.session import Session
-from silva.types.clock import Clock, Timer
+from silva.types.clock import Clock
 from silva.types.errors import EngineFault
 from silva.types.generation import (
     GenerateRequest,
@@ -173,19 +173,8 @@ class EngineClient:
             session.attempts.append(_record(session, request, result, started_s, error))
 
     async def _generate(self, request: GenerateRequest) -> GenerateResult:
-        limit = asyncio.timeout(None)
-        timer: Timer | None = None
-        try:
-            async with limit:
-                timer = self._clock.call_later(self._timeout_s, lambda: limit.reschedule(0))
-                return await self._engine.generate(request)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise EngineFault(f"the engine gave no answer within {self._timeout_s:g} s (--engine-timeout-s)") from None
-        finally:
-            if timer is not None:
-                timer.cancel()
+        async with answer_in_time(self._clock, self._timeout_s, "the engine"):
+            return await self._engine.generate(request)
 
     def _checked(self, request: GenerateRequest, result: GenerateResult) -> GenerateResult:
         """The answer, cut behind its first stop id. Raises EngineFault where it breaks the engine's contract."""

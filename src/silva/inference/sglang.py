@@ -11,12 +11,10 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import msgspec
-from aiohttp.abc import AbstractStreamWriter
-from yarl import URL
 
 from silva.inference.engine import ImageSupport
+from silva.inference.sglang_http import READY_WAIT_S, SIDE_CALL_S, Once, SglangHttp, context_len
 from silva.inference.sglang_wire import SENT_PARAMS, attempt_rid, encode_request, read_answer, version_number
 from silva.types.clock import Clock
 from silva.types.errors import ConfigError, EngineFault
@@ -24,17 +22,7 @@ from silva.types.generation import EngineUsage, GenerateRequest, GenerateResult
 
 log = logging.getLogger("silva.engine")
 
-READY_WAIT_S = 60.0
-LOOK_AGAIN_S = 0.5
 TELL_AGAIN_S = 1.0
-SIDE_CALL_S = 5.0
-"""Longest time of a call that is no generation."""
-KEEP_ALIVE_S = 3.0
-"""Servers close an idle connection after 5 s; one that is let go before cannot be lost under a request."""
-MAX_ANSWER_BYTES = 1 << 28
-JSON_TYPE = {"content-type": "application/json"}
-KEPT_BACK = 7
-"""Positions of the context that a server keeps for itself (seen: 2, and 5 more for the prompt)."""
 
 NO_WEIGHTS = "new weights cannot be loaded into --engine sglang: that part of Silva is not built yet"
 
@@ -74,15 +62,13 @@ class SglangEngine:
         self._urls = [url.rstrip("/") for url in urls]
         self._clock = clock
         self._timeout_s = timeout_s
-        self._ready_wait_s = min(ready_wait_s, timeout_s)
         self._fallback_context_len = fallback_context_len
         self._max_context_len = 0
         self._version = 0
         self._nonce = uuid.uuid4().hex[:8]
-        self._http: aiohttp.ClientSession | None = None
+        self._http = SglangHttp(clock=clock, flag="--engine-url", ready_wait_s=min(ready_wait_s, timeout_s))
         self._running: dict[str, _Running] = {}
         self._num_moves: Counter[str] = Counter()
-        self._addresses: dict[tuple[str, str], URL] = {}
         self._side_calls: set[asyncio.Task[None]] = set()
         self._counters: Counter[str] = Counter()
 
@@ -102,17 +88,11 @@ class SglangEngine:
 
     async def start(self) -> None:
         """Wait until every server answers. Raises ConfigError: one does not, or they do not fit together."""
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
-            auto_decompress=False,
-            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
-        )
+        self._http.open()
         try:
-            servers = [await self._look(url) for url in self._urls]
+            servers = [await self._http.look(url) for url in self._urls]
             self._agree([model for model, _ in servers])
-            limits = [_context_len(server, self._fallback_context_len) for _, server in servers]
+            limits = [context_len(server, self._fallback_context_len) for _, server in servers]
             self._max_context_len = min(limits)
             if self._max_context_len < 2:
                 url = self._urls[limits.index(self._max_context_len)]
@@ -128,8 +108,7 @@ class SglangEngine:
             if running.telling is not None:
                 running.telling.cancel()
         await asyncio.gather(*self._side_calls, return_exceptions=True)
-        if self._http is not None:
-            await self._http.close()
+        await self._http.close()
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         sampling = request.sampling
@@ -139,7 +118,7 @@ class SglangEngine:
         self._running[request.request_id] = running
         started_s = self._clock.monotonic_s()
         try:
-            body = await self._call("POST", running.url, "/generate", _Once(await _encode(request, running.rid)))
+            body = await self._http.call("POST", running.url, "/generate", Once(await _encode(request, running.rid)))
             result = self._read(request, running, body)
         except EngineFault:
             self._move_on(request.session_id)
@@ -202,81 +181,13 @@ class SglangEngine:
             await self._clock.sleep(TELL_AGAIN_S)
 
     async def _tell(self, running: _Running) -> None:
-        body = _Once(msgspec.json.encode({"rid": running.rid, "abort_all": False}))
+        body = Once(msgspec.json.encode({"rid": running.rid, "abort_all": False}))
         try:
             async with asyncio.timeout(SIDE_CALL_S):
-                await self._call("POST", running.url, "/abort_request", body)
+                await self._http.call("POST", running.url, "/abort_request", body)
         except (EngineFault, TimeoutError) as fault:
             self._counters["abort_untold"] += 1
             log.warning("the abort of %s did not reach %s: %s", running.rid, running.url, fault)
-
-    async def _call(self, method: str, url: str, path: str, body: _Once | None = None) -> bytes:
-        """The body of an answer with status 200. Raises EngineFault for every other end, `_Refused` for a status."""
-        assert self._http is not None, "the engine was not started"
-        address = self._addresses.get((url, path))
-        if address is None:
-            address = self._addresses[url, path] = URL(url + path)
-        headers = None if body is None else JSON_TYPE
-        try:
-            async with self._http.request(method, address, data=body, headers=headers, allow_redirects=False) as answer:
-                data = await _read_body(answer)
-        except TimeoutError as error:
-            raise EngineFault(f"{url}{path}: no connection in time") from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise EngineFault(f"{url}{path}: {str(error) or type(error).__name__}") from error
-        if answer.status != 200:
-            said = data[:300].decode("utf-8", "replace").strip()
-            raise _Refused(
-                answer.status, f"{url}{path} answered status {answer.status}" + (f": {said}" if said else "")
-            )
-        return data
-
-    async def _look(self, url: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a server says of its model and of itself, once it answers. /health is no sign: a paused one fails."""
-        until_s = self._clock.monotonic_s() + self._ready_wait_s
-        told = False
-        while True:
-            try:
-                model = await self._info(url, "/model_info", "/get_model_info")
-                break
-            except _Refused as refused:
-                if refused.status < 500:
-                    raise ConfigError(f"--engine-url {url} is no SGLang server that Silva can use: {refused}") from None
-                fault: EngineFault = refused
-            except EngineFault as error:
-                fault = error
-            if self._clock.monotonic_s() >= until_s:
-                raise ConfigError(
-                    f"--engine-url {url}: no server answered within {self._ready_wait_s:g} s ({fault}). Is it running, "
-                    "and is the address right?"
-                )
-            if not told:
-                log.warning("waiting up to %g s for the engine at %s: %s", self._ready_wait_s, url, fault)
-                told = True
-            await self._clock.sleep(LOOK_AGAIN_S)
-        try:
-            return model, await self._info(url, "/server_info", "/get_server_info")
-        except EngineFault:
-            return model, {}
-
-    async def _info(self, url: str, path: str, old_path: str) -> dict[str, Any]:
-        try:
-            async with asyncio.timeout(SIDE_CALL_S):
-                try:
-                    body = await self._call("GET", url, path)
-                except _Refused as refused:
-                    if refused.status != 404:
-                        raise
-                    body = await self._call("GET", url, old_path)
-        except TimeoutError:
-            raise EngineFault(f"{url}{path}: no answer within {SIDE_CALL_S:g} s") from None
-        try:
-            found = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise _Refused(200, f"{url}{path} answered something that is no JSON object")
-        return found
 
     def _agree(self, models: list[dict[str, Any]]) -> None:
         """All servers must serve the same weights, under no sampling rules of their own."""
@@ -303,49 +214,6 @@ class SglangEngine:
                     f"{self._urls[other]} has {values[other]!r}"
                 )
         self._version = versions[0]
-
-
-class _Once(aiohttp.BytesPayload):
-    """The body of a request, let go when it is written: the wait for the answer is long, and nothing sends it again."""
-
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        data, self._value = self._value, b""
-        await writer.write(data if content_length is None else data[:content_length])
-
-
-class _Refused(EngineFault):
-    """An answer with another status than 200."""
-
-    def __init__(self, status: int, message: str):
-        super().__init__(message)
-        self.status = status
-
-
-def _context_len(server: dict[str, Any], fallback: int) -> int:
-    """Most tokens, prompt and response together, that a server takes; `fallback` stands in for a silent one."""
-
-    def number(name: str) -> int | None:
-        value = server.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-    longest = number("max_req_input_len")
-    if longest is not None:
-        return longest
-    context, pool = number("context_length") or fallback, number("max_total_num_tokens")
-    return (context if pool is None else min(context, pool)) - KEPT_BACK
-
-
-async def _read_body(answer: aiohttp.ClientResponse) -> bytes:
-    if (answer.content_length or 0) > MAX_ANSWER_BYTES:
-        raise ValueError(f"the answer is announced with {answer.content_length} bytes")
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in answer.content.iter_any():
-        size += len(chunk)
-        if size > MAX_ANSWER_BYTES:
-            raise ValueError(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
-        chunks.append(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 async def _encode(request: GenerateRequest, rid: str) -> bytes:

@@ -31,6 +31,11 @@ class AdvantageConfig:
     gamma: float = 1.0
     lambd: float = 1.0
 
+    @property
+    def shapes_reward(self) -> bool:
+        """The KL to the reference is part of the rewards."""
+        return bool(self.kl_coef) and self.kind != "credit"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceNumbers:
@@ -140,6 +145,19 @@ def token_advantages(
     )
 
 
+def mean_reward_kl(
+    samples: Sequence[TrainingSample], signals: Signals, loss_masks: Sequence[Sequence[int]] | None
+) -> float:
+    """Mean of k1 = old - reference over the trainable tokens of a batch, which has some."""
+    assert signals.old is not None and signals.reference is not None
+    parts: list[Floats] = []
+    for i, sample in enumerate(samples):
+        mask_T = trainable(sample, None if loss_masks is None else loss_masks[i])
+        old_T, reference_T = (np.asarray(of[i], dtype=np.float64) for of in (signals.old, signals.reference))
+        parts.append((old_T - reference_T)[mask_T])
+    return float(np.concatenate(parts).mean())
+
+
 def _numbers(
     sample: TrainingSample, i: int, mask_T: NDArray[np.bool_], signals: Signals, config: AdvantageConfig
 ) -> SequenceNumbers:
@@ -149,7 +167,7 @@ def _numbers(
 
     return SequenceNumbers(
         credit_N=credits_of(sample)[mask_T],
-        kl_N=of(signals.old) - of(signals.reference) if config.kl_coef and config.kind != "credit" else None,
+        kl_N=of(signals.old) - of(signals.reference) if config.shapes_reward else None,
         values_N=of(signals.values) if config.kind == "gae" else None,
     )
 

@@ -132,20 +132,30 @@ def packed_forward(
 
     `model` must have been loaded with `attn_implementation="silva_packed"`.
     """
-    position_ids_T = torch.cat([torch.arange(length, device=token_ids_T.device) for length in document_lengths])
     kwargs: dict[str, Any] = {}
     narrow = predict_N is not None and "logits_to_keep" in inspect.signature(model.forward).parameters
     if narrow:
         kwargs["logits_to_keep"] = predict_N
-    out = model(
+    logits = _run_packed(model, token_ids_T, document_lengths, **kwargs).logits[0]
+    return logits if predict_N is None or narrow else logits[predict_N]
+
+
+def packed_states(decoder: PreTrainedModel, token_ids_T: torch.Tensor, document_lengths: Sequence[int]) -> torch.Tensor:
+    """Last hidden states [T, width] of a packed row, by the decoder of such a model, which has no language head."""
+    return _run_packed(decoder, token_ids_T, document_lengths).last_hidden_state[0]
+
+
+def _run_packed(
+    model: PreTrainedModel, token_ids_T: torch.Tensor, document_lengths: Sequence[int], **kwargs: Any
+) -> Any:
+    position_ids_T = torch.cat([torch.arange(length, device=token_ids_T.device) for length in document_lengths])
+    return model(
         input_ids=token_ids_T.unsqueeze(0),
         position_ids=position_ids_T.unsqueeze(0),
         use_cache=False,
         document_lengths=tuple(document_lengths),
         **kwargs,
     )
-    logits = out.logits[0]
-    return logits if predict_N is None or narrow else logits[predict_N]
 
 
 def check_packed_attention(model: PreTrainedModel) -> None:

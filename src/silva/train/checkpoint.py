@@ -105,8 +105,9 @@ def latest_checkpoint(root: Path) -> Path | None:
 def prune_checkpoints(root: Path, keep: int = 2) -> list[Path]:
     """Remove all but the `keep` newest whole checkpoints under `root`; returns what was removed.
 
-    What interrupted saves left behind goes too, so call it only when nothing is being saved under `root`. A damaged
-    `step_` folder counts for nothing and stays: it is not of our making.
+    What interrupted saves left behind goes too, so call it only when nothing is being saved under `root`. A kept one
+    that such a save had set aside gets its own name back. A damaged `step_` folder counts for nothing and stays: it is
+    not of our making.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
@@ -117,6 +118,7 @@ def prune_checkpoints(root: Path, keep: int = 2) -> list[Path]:
             continue
         if step not in kept and len(kept) < keep:
             kept.add(step)
+            _give_name_back(folder)
         else:
             removed.append(folder)
     damaged_old = [path for path in root.glob(".old-step_*") if path not in removed and not is_complete(path)]
@@ -183,13 +185,23 @@ def _merge_model(source: Path, target: Path) -> None:
 
 def _put_in_place(temporary: Path, target: Path) -> None:
     old = target.parent / f".old-{target.name}"
-    if target.exists():
+    if target.exists() and is_complete(old) and not is_complete(target):
+        shutil.rmtree(target)  # damaged: the one set aside is all there is until the new one stands
+    elif target.exists():
         # a folder cannot be renamed over a full one: between these two renames the old one counts
         shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
     temporary.rename(target)
     _sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _give_name_back(folder: Path) -> None:
+    """A save that died between its two renames left the one it was replacing as `.old-`, with nothing in its place."""
+    place = folder.parent / folder.name.removeprefix(".old-")
+    if not place.exists():
+        folder.rename(place)
+        _sync(folder.parent)
 
 
 def _remove_whole(folder: Path) -> None:

@@ -7,7 +7,7 @@ One call trains all that a rollout step yielded. First everything is computed th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,14 +15,17 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from silva.inference.unscored import Unscored, tell_unscored
 from silva.train.advantages import token_advantages
-from silva.train.packed_model import PackedModel
 from silva.train.packing import split_sessions
 from silva.train.policy import PolicyTrainer, StepResult
 from silva.train.schedule import Schedule
-from silva.train.signals import PerSample, Signals
+from silva.train.side_scores import masks_of_scored, num_unscored, whole_or_none
+from silva.train.signals import Masks, PerSample, Signals, TokenWeights
 from silva.train.staleness import fresh_masks
+from silva.types.errors import ConfigError
 from silva.types.rollout import TrainingSample
 
 Samples = Sequence[TrainingSample]
@@ -34,6 +37,12 @@ class Scorer(Protocol):
     """Log-probs of sampled tokens under some model."""
 
     async def score(self, samples: Samples) -> PerSample: ...
+
+
+class ComputesLogprobs(Protocol):
+    """A model of this process. Blocks, in the thread of the policy."""
+
+    def compute_logprobs(self, samples: Samples) -> PerSample: ...
 
 
 class Critic(Protocol):
@@ -65,8 +74,12 @@ class Critic(Protocol):
 
 
 CRITIC_FOLDER = "critic"
-WeighTokens = Callable[[Samples, PerSample], Awaitable[PerSample]]
-"""A user's importance weights: of the samples and the log-probs of their tokens under the old policy."""
+
+
+class WeighTokens(Protocol):
+    """A user's importance weights, from the log-probs of the samples' tokens under the old policy."""
+
+    async def __call__(self, samples: Samples, old: PerSample, masks: Masks) -> TokenWeights: ...
 
 
 class TorchThread:
@@ -83,13 +96,34 @@ class TorchThread:
 
 
 class LocalScorer:
-    """A frozen model of this process as a Scorer."""
+    """A model of this process as a Scorer.
 
-    def __init__(self, model: PackedModel, thread: TorchThread):
+    Samples of more than `max_len` tokens (None: of any length) are left out: NaN. `name` is for messages.
+    """
+
+    def __init__(
+        self, model: ComputesLogprobs, thread: TorchThread, *, max_len: int | None = None, name: str = "the model"
+    ):
         self._model, self._thread = model, thread
+        self._max_len, self._name = max_len, name
 
     async def score(self, samples: Samples) -> PerSample:
-        return await self._thread.run(self._model.compute_logprobs, samples)
+        """Raises RunStopped where all samples with trainable tokens are too long."""
+        limit = self._max_len
+        if limit is None or all(len(sample.token_ids) <= limit for sample in samples):
+            return await self._thread.run(self._model.compute_logprobs, samples)
+        fit = [sample for sample in samples if len(sample.token_ids) <= limit]
+        too_long = [
+            Unscored(sample=sample, reason=f"it has {len(sample.token_ids)} tokens, the model takes {limit}")
+            for sample in samples
+            if len(sample.token_ids) > limit and any(sample.loss_mask)
+        ]
+        tell_unscored(self._name, too_long, len(too_long) + sum(any(sample.loss_mask) for sample in fit))
+        scores = iter(await self._thread.run(self._model.compute_logprobs, fit))
+        return [
+            next(scores) if len(sample.token_ids) <= limit else np.full(len(sample.token_ids), np.nan)
+            for sample in samples
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,44 +162,74 @@ class Learner:
         self._weigh_tokens = weigh_tokens
 
     async def train_rollout(self, samples: Samples, *, rollout_id: int, num_steps: int = 1) -> list[StepResult]:
-        """All optimizer steps on the samples of one rollout: `num_steps` global batches of whole sessions."""
-        signals = await self._signals(samples, num_steps)
-        limit = self._settings.max_token_staleness
-        masks = None if limit is None else fresh_masks(samples, version=rollout_id, max_staleness=limit)
+        """All optimizer steps on the samples of one rollout: `num_steps` global batches of whole sessions.
+
+        Counts of the whole rollout stand in the metrics of each step.
+        """
+        parts = split_sessions(samples, num_steps)
+        signals, masks, counts = await self._prepare(samples, parts, rollout_id)
         results: list[StepResult] = []
-        for step, part in enumerate(split_sessions(samples, num_steps)):
-            chosen = [samples[i] for i in part]
-            chosen_masks = None if masks is None else [masks[i] for i in part]
-            scale = self._schedule.scale(rollout_id, step, num_steps)
-            critic_only = rollout_id < self._settings.num_critic_only
-            results.append(
-                await self._thread.run(
-                    self._step, chosen, signals.of(part), chosen_masks, scale=scale, critic_only=critic_only
-                )
+        for step, part in enumerate(parts):
+            result = await self._thread.run(
+                self._step,
+                [samples[i] for i in part],
+                signals.of(part),
+                None if masks is None else [masks[i] for i in part],
+                scale=self._schedule.scale(rollout_id, step, num_steps),
+                critic_only=rollout_id < self._settings.num_critic_only,
             )
+            results.append(replace(result, metrics=result.metrics | counts))
         return results
 
-    async def _signals(self, samples: Samples, num_steps: int) -> Signals:
+    async def _prepare(
+        self, samples: Samples, parts: Sequence[Sequence[int]], rollout_id: int
+    ) -> tuple[Signals, Masks | None, dict[str, float]]:
+        """Signals, the masks that stand in for those of the samples, and what was counted on the way."""
+        counts: dict[str, float] = {}
+        masks: Masks | None = None
+        limit = self._settings.max_token_staleness
+        if limit is not None:
+            masks = fresh_masks(samples, version=rollout_id, max_staleness=limit)
+            stale = sum(sample.num_trainable - sum(mask) for sample, mask in zip(samples, masks, strict=True))
+            counts["train/stale_tokens"] = float(stale)
+        signals = await self._signals(samples, parts)
+        if signals.reference is not None:
+            counts["train/reference_unscored"] = float(num_unscored(samples, signals.reference, masks))
+            masks = masks_of_scored(samples, signals.reference, masks)
+        if signals.teacher is not None:
+            counts["train/opd_unscored"] = float(num_unscored(samples, signals.teacher, masks))
+        if self._weigh_tokens is not None and signals.old is not None:
+            weighed = await self._weigh_tokens(samples, signals.old, masks or [one.loss_mask for one in samples])
+            signals = replace(signals, tis_weights=weighed.weights)
+            counts["train/custom_tis_failed"] = float(weighed.num_failed)
+        return signals, masks, counts
+
+    async def _signals(self, samples: Samples, parts: Sequence[Sequence[int]]) -> Signals:
+        """What the steps on `parts` of the samples need, before the first of them."""
         config = self.policy.config
         old: PerSample | None = None
         if config.objective.rollout_as_old:
             old = [np.asarray(sample.logprobs, dtype=np.float64) for sample in samples]
-        elif num_steps > 1 or config.advantages.kl_coef or self._weigh_tokens is not None:
+        elif len(parts) > 1 or config.advantages.kl_coef or self._weigh_tokens is not None:
             # a lone step without need of them beforehand takes those of its own forward pass
-            old = await self._thread.run(self.policy.compute_logprobs, samples)
+            old = await _in_parts(samples, parts, LocalScorer(self.policy, self._thread))
+        reference = None if self._reference is None else await _in_parts(samples, parts, self._reference)
+        teacher: PerSample | None = None
+        if self._teacher is not None:
+            shared = reference if self._teacher is self._reference else None
+            teacher = whole_or_none(samples, shared or await self._teacher.score(samples))
         return Signals(
             old=old,
-            reference=None if self._reference is None else await self._reference.score(samples),
-            teacher=None if self._teacher is None else await self._teacher.score(samples),
+            reference=reference,
+            teacher=teacher,
             values=None if self._critic is None else await self._thread.run(self._critic.compute_values, samples),
-            tis_weights=None if self._weigh_tokens is None or old is None else await self._weigh_tokens(samples, old),
         )
 
     def _step(
         self,
         samples: Samples,
         signals: Signals,
-        masks: list[list[int]] | None,
+        masks: Masks | None,
         *,
         scale: float,
         critic_only: bool,
@@ -203,7 +267,12 @@ class Learner:
         )
 
     async def load_checkpoint(self, folder: Path) -> dict[str, Any]:
-        """Go on from a checkpoint; returns its state with `step` and `extra`."""
+        """Go on from a checkpoint; returns its state with `step` and `extra`. ConfigError where it lacks a critic."""
+        if self._critic is not None and not (folder / CRITIC_FOLDER).is_dir():
+            raise ConfigError(
+                f"{folder} holds no critic, since it was trained with another --advantage-estimator. Resume with that "
+                "one, or start a new run from its weights (--hf-checkpoint)"
+            )
         state = await self._thread.run(self.policy.load_checkpoint, folder)
         if self._critic is not None:
             await self._thread.run(self._critic.load, folder / CRITIC_FOLDER)
@@ -212,3 +281,17 @@ class Learner:
     async def save_hf(self, folder: Path) -> None:
         """The policy's weights alone, in Hugging Face form."""
         await self._thread.run(self.policy.save_hf, folder)
+
+
+async def _in_parts(samples: Samples, parts: Sequence[Sequence[int]], scorer: Scorer) -> PerSample:
+    """The scores of all samples, packed as the steps on `parts` pack them.
+
+    Log-probs depend on the packing in their last bits (in bfloat16 more): so a policy that was not updated yet has the
+    ratio 1 to itself, and the KL 0 to a reference with its weights, exactly.
+    """
+    out: list[NDArray[np.floating]] = [np.empty(0)] * len(samples)
+    for part in parts:
+        if part:
+            for i, scores_T in zip(part, await scorer.score([samples[i] for i in part]), strict=True):
+                out[i] = scores_T
+    return out

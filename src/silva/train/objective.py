@@ -24,6 +24,17 @@ WEIGHTED = ("loss", "pg_loss", "kl_loss", "opd_loss")
 """Sums of token losses times their weights; all other sums are over tokens and become means."""
 
 
+def batch_values(totals: dict[str, float], num_trainable: int) -> dict[str, float]:
+    """Metrics of a batch from the sums of its rows. `opd_kl` is the mean over the tokens that the teacher scored."""
+    counts = {name: totals[name] for name in ("kept", "opd_scored") if name in totals}
+    divisors = {"opd_kl": counts["opd_scored"]} if counts.get("opd_scored") else {}
+    return {
+        name: total if name in WEIGHTED else total / divisors.get(name, num_trainable)
+        for name, total in totals.items()
+        if name not in counts
+    }
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveConfig:
     """What is minimised. A term with coefficient 0, or None, is not computed.
@@ -56,6 +67,7 @@ class RowTokens:
     """The trainable tokens of a row as tensors [N]. `new_N` and `entropy_N` carry the gradient.
 
     `old_N` None: the old policy is the one in training. `credits_N` is the credit of each token's context.
+    `teacher_N` is not finite where the teacher scored nothing.
     """
 
     new_N: torch.Tensor
@@ -79,8 +91,10 @@ def row_loss(tokens: RowTokens, config: ObjectiveConfig) -> tuple[torch.Tensor, 
     new_N, current_N = tokens.new_N, tokens.new_N.detach()
     before_N = current_N if tokens.old_N is None else tokens.old_N
     old_N = tokens.rollout_N if config.rollout_as_old else before_N
-    policy_N, clipped_N = config.policy_loss(new_N, old_N, tokens.advantages_N, tokens.sequence_N, config.clip)
     weights_N, kept_N, sums = _corrected(tokens, old_N, config)
+    # a token left out keeps its value, which counts in the ratio of its sequence, but no gradient, were it 0 * inf
+    shielded_N = torch.where(kept_N, new_N, current_N)
+    policy_N, clipped_N = config.policy_loss(shielded_N, old_N, tokens.advantages_N, tokens.sequence_N, config.clip)
     policy_N = torch.where(kept_N, policy_N * weights_N, torch.zeros_like(policy_N))
     total_N = policy_N
     parts = {"pg_loss": policy_N}
@@ -88,14 +102,18 @@ def row_loss(tokens: RowTokens, config: ObjectiveConfig) -> tuple[torch.Tensor, 
         assert tokens.reference_N is not None
         ratio_N = clamp_log_ratio(new_N - old_N).exp() if config.kl.unbiased else None
         parts["kl_loss"] = kl_estimate(new_N, tokens.reference_N, config.kl.kind, ratio_N)
-        total_N = total_N + config.kl.coef * parts["kl_loss"]
+        if config.kl.coef:
+            total_N = total_N + config.kl.coef * parts["kl_loss"]
     if config.entropy_coef:
         total_N = total_N - config.entropy_coef * tokens.entropy_N
     if config.opd_coef:
         assert tokens.teacher_N is not None
-        parts["opd_loss"] = distillation(new_N, tokens.teacher_N)
+        scored_N = tokens.teacher_N.isfinite()
+        # a token that the teacher did not score is given the policy's own log-prob: no term, no gradient
+        teacher_N = torch.where(scored_N, tokens.teacher_N, current_N)
+        parts["opd_loss"] = distillation(new_N, teacher_N)
         total_N = total_N + config.opd_coef * parts["opd_loss"]
-        sums["opd_kl"] = current_N - tokens.teacher_N
+        sums |= {"opd_kl": current_N - teacher_N, "opd_scored": scored_N}
     loss = (total_N * tokens.weights_N).sum()
     with torch.no_grad():
         sums |= {

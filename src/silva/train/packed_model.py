@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -77,48 +77,80 @@ class PackedModel:
         self.hf_dir = Path(hf_dir)
         self.compute = config
         self._role = role
-        self.compute.enter_thread()
-        self.model = load_model(self.hf_dir)
-        torch.nn.Module.to(self.model, config.torch_device)
-        check_packed_attention(self.model)
+        self.model = load_packed(self.hf_dir, config)
         if frozen:
             self.model.requires_grad_(False)
 
     @property
     def vocab_size(self) -> int:
-        return self.model.config.get_text_config().vocab_size
+        return vocab_size_of(self.model)
 
     def forward(self, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [N, vocab] and ids [N] of the row's trainable tokens."""
-        device = self.compute.torch_device
-        token_ids_T, predict_N, targets_N = (
-            torch.from_numpy(values).to(device) for values in (row.token_ids_T, row.predict_N, row.targets_N)
-        )
+        token_ids_T, predict_N, targets_N = row_tensors(row, self.compute)
         with self.compute.autocast():
             logits_NV = packed_forward(self.model, token_ids_T, row.document_lengths, predict_N)
         return logits_NV, targets_N
 
     def compute_logprobs(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """Log-probs under the current weights, one array a sample, of its length; 0.0 where the mask is 0."""
-        self.compute.enter_thread()
+
+        def logprobs(row: PackedRow) -> torch.Tensor:
+            logits_NV, targets_N = self.forward(row)
+            return token_logprobs(logits_NV, targets_N, self.compute.temperature)
+
         self.check_ids(samples)
-        packed = pack_batch(samples, micro_batch_size=self.compute.micro_batch_size, max_tokens=self.compute.max_tokens)
-        out = [np.zeros(len(sample.token_ids), dtype=np.float32) for sample in samples]
-        with torch.no_grad():
-            for row in packed.rows:
-                logits_NV, targets_N = self.forward(row)
-                row.scatter(token_logprobs(logits_NV, targets_N, self.compute.temperature).cpu().numpy(), out)
-        return out
+        return compute_in_rows(samples, self.compute, logprobs)
 
     def check_ids(self, samples: Sequence[TrainingSample]) -> None:
         """Raise SilvaError for a sample with ids that the model does not have."""
-        for sample in samples:
-            low, high = min(sample.token_ids), max(sample.token_ids)
-            if low < 0 or high >= self.vocab_size:
-                raise SilvaError(
-                    f"sample {sample.session_id}/{sample.name} holds token id {low if low < 0 else high}; "
-                    f"the {self._role} {self.hf_dir} has ids 0 to {self.vocab_size - 1}"
-                )
+        check_ids(samples, self.vocab_size, f"the {self._role} {self.hf_dir}")
+
+
+def row_tensors(row: PackedRow, config: ComputeConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The row's `token_ids_T`, `predict_N` and `targets_N` on the device."""
+    token_ids_T, predict_N, targets_N = (
+        torch.from_numpy(values).to(config.torch_device) for values in (row.token_ids_T, row.predict_N, row.targets_N)
+    )
+    return token_ids_T, predict_N, targets_N
+
+
+def compute_in_rows(
+    samples: Sequence[TrainingSample], config: ComputeConfig, compute: Callable[[PackedRow], torch.Tensor]
+) -> list[NDArray[np.float32]]:
+    """A number [N] of each row's trainable tokens, without gradient, as one array a sample, 0.0 at its other tokens."""
+    config.enter_thread()
+    packed = pack_batch(samples, micro_batch_size=config.micro_batch_size, max_tokens=config.max_tokens)
+    out = [np.zeros(len(sample.token_ids), dtype=np.float32) for sample in samples]
+    with torch.no_grad():
+        for row in packed.rows:
+            row.scatter(compute(row).float().cpu().numpy(), out)
+    return out
+
+
+def vocab_size_of(model: PreTrainedModel) -> int:
+    """How many ids the model has."""
+    return model.config.get_text_config().vocab_size
+
+
+def check_ids(samples: Sequence[TrainingSample], vocab_size: int, model: str) -> None:
+    """Raise SilvaError for a sample with ids that `model` does not have."""
+    for sample in samples:
+        low, high = min(sample.token_ids), max(sample.token_ids)
+        if low < 0 or high >= vocab_size:
+            raise SilvaError(
+                f"sample {sample.session_id}/{sample.name} holds token id {low if low < 0 else high}; "
+                f"{model} has ids 0 to {vocab_size - 1}"
+            )
+
+
+def load_packed(hf_dir: Path, config: ComputeConfig) -> PreTrainedModel:
+    """The model on the device, after proof that it computes packed rows. Raises ConfigError."""
+    config.enter_thread()
+    model = load_model(hf_dir)
+    torch.nn.Module.to(model, config.torch_device)
+    check_packed_attention(model)
+    return model
 
 
 def load_model(hf_dir: Path) -> PreTrainedModel:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,55 +17,36 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from silva.train.advantages import AdvantageConfig, token_advantages
+from silva.train.advantages import AdvantageConfig, mean_reward_kl, token_advantages
 from silva.train.checkpoint import copy_side_files, read_state, write_checkpoint, write_model_folder
 from silva.train.losses.tokens import token_entropy, token_logprobs
-from silva.train.objective import WEIGHTED, ObjectiveConfig, RowTokens, row_loss
-from silva.train.optimizer import build_adamw, clip_gradients
-from silva.train.packed_model import ComputeConfig, PackedModel, load_model
-from silva.train.packing import (
-    PackedBatch,
-    PackedRow,
-    Reduction,
-    check_reduction,
-    leave_out_too_long,
-    pack_batch,
+from silva.train.objective import ObjectiveConfig, RowTokens, batch_values, row_loss
+from silva.train.optimizer import (
+    OPTIMIZER_FILE,
+    UpdateConfig,
+    build_adamw,
+    clip_gradients,
+    read_optimizer,
+    restore_optimizer,
 )
+from silva.train.packed_model import PackedModel, load_model
+from silva.train.packing import PackedBatch, PackedRow, leave_out_too_long, pack_batch
 from silva.train.signals import PerSample, Signals
-from silva.types.errors import ConfigError, SilvaError
+from silva.types.errors import SilvaError
 from silva.types.rollout import TrainingSample
 
 log = logging.getLogger("silva.train")
 
 SkipReason = Literal["no_trainable_tokens", "all_rejected", "nonfinite_loss", "nonfinite_gradient", "critic_only"]
 
-OPTIMIZER_FILE = "optimizer.pt"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyConfig(ComputeConfig):
-    """How the policy is trained.
+class PolicyConfig(UpdateConfig):
+    """How the policy is trained. objective, advantages: what is minimised. seed: of torch."""
 
-    lr: step size where a step is not told another. weight_decay: per step, on matrices only. clip_grad: largest 2-norm
-    of the gradient, 0 for no limit. objective, advantages: what is minimised. max_response_len: tokens, only for the
-    reduction seq_mean_token_sum_norm. seed: of torch.
-    """
-
-    lr: float = 1e-6
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    clip_grad: float = 1.0
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     advantages: AdvantageConfig = field(default_factory=AdvantageConfig)
-    reduction: Reduction = "session_mean"
-    max_response_len: int | None = None
     seed: int = 1234
-
-    def __post_init__(self) -> None:
-        ComputeConfig.__post_init__(self)
-        check_reduction(self.reduction, self.max_response_len)
-        if not (math.isfinite(self.clip_grad) and self.clip_grad >= 0):
-            raise ConfigError(f"clip_grad is {self.clip_grad}; it must be a finite number >= 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,15 +125,16 @@ class PolicyTrainer:
             loss.backward()
             sums = {name: value + sums[name] if name in sums else value for name, value in row_sums.items()}
         totals = {name: float(value) for name, value in sums.items()}
-        num_kept = totals.pop("kept")
-        values = {name: total if name in WEIGHTED else total / batch.num_trainable for name, total in totals.items()}
+        values = batch_values(totals, batch.num_trainable)
+        if self.config.advantages.shapes_reward:
+            values["kl_reward"] = mean_reward_kl(samples, signals, loss_masks)
         values["grad_norm"] = clip_gradients(self.model, self.config.clip_grad)
         reason: SkipReason | None = None
         if not math.isfinite(values["loss"]):
             reason = "nonfinite_loss"
         elif not math.isfinite(values["grad_norm"]):
             reason = "nonfinite_gradient"
-        elif not num_kept and not self.config.objective.has_side_terms:
+        elif not totals["kept"] and not self.config.objective.has_side_terms:
             reason = "all_rejected"
         elif measure_only:
             reason = "critic_only"
@@ -249,18 +230,12 @@ class PolicyTrainer:
         self.config.enter_thread()
         folder = Path(folder)
         state = read_state(folder)
-        try:
-            saved = torch.load(folder / OPTIMIZER_FILE, map_location=self.config.torch_device, weights_only=True)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise SilvaError(f"checkpoint {folder}: {OPTIMIZER_FILE} cannot be read: {error}") from error
-        settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        saved = read_optimizer(folder, self.config)
         try:
             self.model.load_state_dict(load_model(folder).state_dict())
-            self.optimizer.load_state_dict(saved["optimizer"])
+            restore_optimizer(self.optimizer, saved["optimizer"])
         except (RuntimeError, ValueError) as error:
             raise SilvaError(f"checkpoint {folder} does not fit the model {self.hf_dir}: {error}") from error
-        for group, setting in zip(self.optimizer.param_groups, settings, strict=True):
-            group.update(setting)
         self.num_updates = saved["num_updates"]
         self.skipped_steps = Counter(saved["skipped_steps"])
         return state

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 PerSample = Sequence[NDArray[np.floating]]
 """One array a sample, of its length (`_T`); what stands at tokens that are not trained does not count."""
+Masks = Sequence[Sequence[int]]
+"""What stands in for the loss masks of some samples, one a sample, of its length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,3 +33,11 @@ class Signals:
         """Those of some of the samples, by index."""
         held = {field.name: getattr(self, field.name) for field in fields(self)}
         return Signals(**{name: None if all_ is None else [all_[i] for i in part] for name, all_ in held.items()})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenWeights:
+    """What the policy loss of tokens is multiplied with, and how many samples have 0 because none could be had."""
+
+    weights: PerSample
+    num_failed: int = 0

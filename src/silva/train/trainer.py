@@ -249,6 +249,7 @@ def _step_line(rollout_id: int, values: dict[str, float], results: list[StepResu
     skipped = [result.reason for result in results if result.reason is not None]
     note = f"  skipped: {', '.join(skipped)}" if skipped else ""
     loss = f"  loss {values['train/loss']:.4f}" if "train/loss" in values else ""
+    loss += f"  value loss {values['train/value_loss']:.4f}" if "train/value_loss" in values else ""
     train = f"  train {values['perf/train_s']:.1f} s" if results else ""
     reward = f"{values['rollout/raw_reward']:.3f}" if "rollout/raw_reward" in values else "none"
     return (

@@ -1,0 +1,28 @@
+"""The time that a call to an engine or a server may take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from silva.types.clock import Clock, Timer
+from silva.types.errors import EngineFault
+
+
+@asynccontextmanager
+async def answer_in_time(clock: Clock, timeout_s: float, who: str) -> AsyncIterator[None]:
+    """Raises EngineFault where what is done inside took longer; `who` gave no answer."""
+    limit = asyncio.timeout(None)
+    timer: Timer | None = None
+    try:
+        async with limit:
+            timer = clock.call_later(timeout_s, lambda: limit.reschedule(0))
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise EngineFault(f"{who} gave no answer within {timeout_s:g} s (--engine-timeout-s)") from None
+    finally:
+        if timer is not None:
+            timer.cancel()

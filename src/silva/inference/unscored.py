@@ -1,0 +1,32 @@
+"""Samples that a model could not score: told once a call, and no reason to stop as long as it scores others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from silva.types.errors import RunStopped
+from silva.types.rollout import TrainingSample
+
+log = logging.getLogger("silva.engine")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unscored:
+    """One of them. `reason` goes on a sentence that names the sample."""
+
+    sample: TrainingSample
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.sample.place}: {self.reason}"
+
+
+def tell_unscored(who: str, unscored: Sequence[Unscored], num_asked: int) -> None:
+    """Log how many of `num_asked` samples `who` could not score, with the first. Raises RunStopped if it was all."""
+    if not unscored:
+        return
+    if len(unscored) == num_asked:
+        raise RunStopped(f"{who} could not score any of the {num_asked} samples of a rollout step; {unscored[0]}")
+    log.warning("%s could not score %d of %d samples; the first: %s", who, len(unscored), num_asked, unscored[0])

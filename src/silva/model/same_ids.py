@@ -1,0 +1,124 @@
+"""Whether two model folders mean the same by an id, as they must where one model scores what the other sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from silva.model.checkpoint import hf_config_dict, read_json_object, weight_files
+from silva.types.errors import ConfigError
+
+_RULES = ("normalizer", "pre_tokenizer")
+
+
+def check_same_ids(folder: Path, policy: Path, *, flag: str) -> None:
+    """Raise ConfigError where the model in `folder` cannot score the tokens of the one in `policy`.
+
+    It is whole, has every id of the policy, and its `tokenizer.json` gives each id of the policy's the same piece and
+    cuts text by the same rules. More ids than the policy has are no harm (rows of padding, further control tokens).
+    """
+    try:
+        theirs, mine = num_ids(folder), num_ids(policy)
+        check_weight_files(folder)
+    except ConfigError as error:
+        raise ConfigError(f"{flag} {folder} cannot be used: {error}") from error
+    if theirs < mine:
+        raise ConfigError(
+            f"{flag} {folder}: its model has {theirs} ids, that of --hf-checkpoint {policy} {mine}: it could not score "
+            "the others. Take a model with the same vocabulary"
+        )
+    found, own = folder / "tokenizer.json", policy / "tokenizer.json"
+    if found.is_file() != own.is_file():
+        has, lacks = (found, own) if found.is_file() else (own, found)
+        raise ConfigError(
+            f"{flag} {folder}: nothing shows that it reads the same ids as --hf-checkpoint {policy}: {has} is "
+            f"there and {lacks} is not. Copy the tokenizer files of the model to it"
+        )
+    if found.is_file() and found.read_bytes() != own.read_bytes():
+        difference = _difference(read_json_object(found), read_json_object(own))
+        if difference is not None:
+            raise ConfigError(
+                f"{flag} {folder} has another tokenizer than --hf-checkpoint {policy}: {difference}. Take a model with "
+                "the same tokenizer"
+            )
+
+
+def check_weight_files(folder: Path) -> None:
+    """Raise ConfigError where a file of weights is missing, or is not as long as its head says."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def num_ids(folder: Path) -> int:
+    """Rows of a model's vocabulary."""
+    return _config_number(folder, "vocab_size")
+
+
+def num_positions(folder: Path) -> int | None:
+    """Longest context that a model was made for; None where its config does not say."""
+    config = hf_config_dict(folder)
+    value = _text_config(config).get("max_position_embeddings")
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def plain_words(decode: Callable[[list[int]], str], vocab_size: int, most: int = 64) -> dict[int, str]:
+    """Ids all over a vocabulary whose text is plain letters or digits, with that text: to know a tokenizer by."""
+    step = max(1, vocab_size // most)
+    found: dict[int, str] = {}
+    for first in range(0, vocab_size, step):
+        for token in range(first, min(first + step, vocab_size)):
+            text = decode([token])
+            if text.isascii() and text.strip().isalnum():
+                found[token] = text
+                break
+    return found
+
+
+def _difference(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
+    """The first thing in which two parsed `tokenizer.json` differ, of those that decide what ids mean."""
+    their_pieces, my_pieces = _pieces(theirs), _pieces(mine)
+    for token, piece in sorted(my_pieces.items()):
+        if their_pieces.get(token) != piece:
+            there = repr(their_pieces[token]) if token in their_pieces else "missing"
+            return f"id {token} is {there} there and {piece!r} here"
+    for name in ("type", "merges"):
+        if _model_part(theirs, name) != _model_part(mine, name):
+            return f"its model.{name} is another one"
+    return next((f"its {name} is another one" for name in _RULES if theirs.get(name) != mine.get(name)), None)
+
+
+def _pieces(tokenizer: Mapping[str, Any]) -> dict[int, str]:
+    """The piece of each id, control tokens included."""
+    vocab = _model_part(tokenizer, "vocab")
+    if isinstance(vocab, dict):
+        pieces = {int(token): str(piece) for piece, token in vocab.items()}
+    else:
+        pieces = {token: str(entry[0]) for token, entry in enumerate(vocab or [])}
+    return pieces | {int(item["id"]): str(item["content"]) for item in tokenizer.get("added_tokens") or []}
+
+
+def _model_part(tokenizer: Mapping[str, Any], name: str) -> Any:
+    model: Any = tokenizer.get("model")
+    value = model.get(name) if isinstance(model, dict) else None
+    if name == "merges" and isinstance(value, list):  # written as "a b" or as ["a", "b"]
+        return [merge if isinstance(merge, str) else " ".join(merge) for merge in value]
+    return value
+
+
+def _config_number(folder: Path, name: str) -> int:
+    value = _text_config(hf_config_dict(folder)).get(name)
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{folder / 'config.json'}: {name} is {value!r}; it must be a whole number above 0")
+    return value
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
