@@ -153,8 +153,8 @@ def mean_reward_kl(
     parts: list[Floats] = []
     for i, sample in enumerate(samples):
         mask_T = trainable(sample, None if loss_masks is None else loss_masks[i])
-        old_T, reference_T = (np.asarray(of[i], dtype=np.float64) for of in (signals.old, signals.reference))
-        parts.append((old_T - reference_T)[mask_T])
+        old_N, reference_N = (np.asarray(of[i], dtype=np.float64)[mask_T] for of in (signals.old, signals.reference))
+        parts.append(old_N - reference_N)
     return float(np.concatenate(parts).mean())
 
 
