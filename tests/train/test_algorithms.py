@@ -277,9 +277,8 @@ def test_bfloat16_computes_every_term(hf_dir: Path, trainer: PolicyTrainer) -> N
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_row_resolves_and_names_options_that_exist(name: str) -> None:
     row = ALGORITHMS[name]
-    assert (
-        row.name == name and callable(row.policy_loss()) and row.policy_loss().__module__ == row.loss.partition(":")[0]
-    )
+    loss = row.policy_loss()
+    assert row.name == name and f"{loss.__module__}:{loss.__name__}" == row.loss
     assert row.options <= {item.name for item in fields(RunConfig)}
     assert len(row.credit([0.0, 1.0])) == 2
     # what looks at the ratio heeds where its range ends, or says how it does without
