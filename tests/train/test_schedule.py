@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ from hypothesis import strategies as st
 from train_steps import make_trainer
 from train_tiny import random_samples, write_least_model
 
-from silva.config.parse import from_values
-from silva.config.validate_training import check_algorithm
 from silva.train.learner import Learner, TorchThread
 from silva.train.schedule import Schedule
 from silva.types.errors import ConfigError
@@ -86,10 +83,3 @@ def test_the_learner_goes_on_where_the_run_was(tmp_path: Path) -> None:
 def test_impossible_courses_are_refused(settings: dict[str, object], part: str) -> None:
     with pytest.raises(ConfigError, match=part):
         Schedule(**settings)  # type: ignore[arg-type]
-
-
-def test_options_without_a_step_to_fall_are_refused_at_the_start() -> None:
-    config = from_values({"lr_schedule": "cosine", "warmup": 3, "num_rollout": 4})
-    check_algorithm(config)
-    with pytest.raises(ConfigError, match=r"--warmup 3 .* --num-rollout 3"):
-        check_algorithm(replace(config, num_rollout=3))
