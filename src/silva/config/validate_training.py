@@ -63,18 +63,8 @@ def check_training_run(config: RunConfig, *, num_rollout: int | None, records: b
 
     `records`: it trains on recorded rollouts.
     """
-    # the last step of a warm-up has the full rate, so a constant rate needs no step behind it
-    rising = config.warmup if config.lr_schedule == "cosine" else config.warmup - 1
-    falls = " and fall from it" if config.lr_schedule == "cosine" else ""
-    for name, taken, does in (
-        ("num_critic_only_steps", config.num_critic_only_steps, "the policy would never be trained"),
-        ("warmup", rising, f"the learning rate would not reach --lr{falls}"),
-    ):
-        if num_rollout is not None and _is_set(config, name) and taken >= num_rollout:
-            raise ConfigError(
-                f"{_shown(config, name)} is too many for the {num_rollout} rollout steps of the run (--num-rollout, "
-                f"--num-epoch): {does}"
-            )
+    if num_rollout is not None:
+        _check_length(config, num_rollout)
     if config.lr_schedule == "cosine" and records and num_rollout is None:
         raise ConfigError("--lr-schedule cosine needs --num-rollout here: how many files there are is not known")
     if config.max_token_staleness is not None and not records and config.max_staleness == 0:
@@ -82,6 +72,17 @@ def check_training_run(config: RunConfig, *, num_rollout: int | None, records: b
             f"{_shown(config, 'max_token_staleness')} does nothing where rollout waits for training (--max-staleness "
             "0): every token is of the weights that it trains. Leave it out; it goes with --load-debug-rollout-data"
         )
+
+
+def _check_length(config: RunConfig, num_rollout: int) -> None:
+    """Refuse what such a number of rollout steps leaves no step for."""
+    run = f"the {num_rollout} rollout steps of the run (--num-rollout, --num-epoch)"
+    if config.num_critic_only_steps >= num_rollout:
+        raise ConfigError(f"{_shown(config, 'num_critic_only_steps')} leaves the policy none of {run} to be trained in")
+    if config.warmup > num_rollout:
+        raise ConfigError(f"{_shown(config, 'warmup')} is more than {run}: the learning rate would never be --lr")
+    if config.warmup == num_rollout and config.lr_schedule == "cosine":
+        raise ConfigError(f"{_shown(config, 'warmup')} leaves --lr-schedule cosine none of {run} to fall in")
 
 
 def check_group_size(config: RunConfig) -> None:
