@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from silva_command import eventually, run_silva, running_silva, show, stop, write_script
+from silva_command import eventually, in_process, run_silva, running_silva, show, stop, write_script
 
 
 @pytest.mark.parametrize("mode", ["lenient", "exact"])
@@ -61,7 +61,7 @@ def test_explain_names_node_field_and_values(tmp_path: Path, chatml_dir: Path, m
     assert ("outer blanks of a text were lost" in done.stdout) == (mode == "lenient")
     assert (f"\nrequest {second['request_id']}" in done.stdout) == (mode == "exact")
     assert "failed (not_linear)  3 requests\nerror\n    the session's history is not linear" in done.stdout
-    noisy = run_silva("explain", "run", "noisy", cwd=tmp_path)
+    noisy = in_process("explain", tmp_path / "run", "noisy")
     assert noisy.returncode == 0 and "the history has 2 roots" in noisy.stdout
     if mode == "lenient":
         assert "2 x profile:claude-code-billing@1: " in noisy.stdout and "--agentic-profiles" not in noisy.stdout
@@ -69,5 +69,5 @@ def test_explain_names_node_field_and_values(tmp_path: Path, chatml_dir: Path, m
     else:
         assert "first difference at /messages/0/content" in noisy.stdout
         assert "with --agentic-profiles claude-code-billing@1 it would be the same text" in noisy.stdout
-    wrong = run_silva("explain", "run", "t", cwd=tmp_path)
+    wrong = in_process("explain", tmp_path / "run", "t")
     assert wrong.returncode == 1 and "'t'" in wrong.stderr

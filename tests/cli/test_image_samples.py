@@ -52,9 +52,10 @@ def test_a_rollout_keeps_images_and_shows_them_by_reference(tmp_path: Path, chat
     assert data_uri(PICTURE)[30:].encode() not in (tmp_path / "rollout/run.db").read_bytes()
 
 
-def test_training_refuses_a_context_with_images(tmp_path: Path, model_dir: Path) -> None:
-    more = ("--n-samples-per-prompt", 2, "--agent-max-failures", 2)
-    done = run(tmp_path, "train", model_dir, *more, *SCRIPTED)
+def test_training_refuses_a_context_with_images(tmp_path: Path, chatml_dir: Path) -> None:
+    """Also where no weights change: such a run collects what training would take."""
+    more = ("--n-samples-per-prompt", 2, "--agent-max-failures", 2, "--debug-rollout-only")
+    done = run(tmp_path, "train", chatml_dir, *more, *SCRIPTED)
     assert done.returncode == 1
     assert "images_not_trainable: the context to train on holds 1 image(s)" in done.stderr
     assert {item["reason"] for item in show(tmp_path / "train")["sessions"]} <= {"images_not_trainable", "run_stopped"}

@@ -41,10 +41,11 @@ def sampling(tmp_path: Path, mode: str) -> list[dict]:
     return [call["sampling_params"] for call in calls if modes[call["session_id"]] == mode]
 
 
-def test_training_and_eval_sample_as_their_options_say(tmp_path: Path, model_dir: Path) -> None:
+def test_training_and_eval_sample_as_their_options_say(tmp_path: Path, chatml_dir: Path) -> None:
     write_rows(tmp_path / "eval.jsonl", 2)
     words = command(
-        *(tmp_path, "train", model_dir, ONE_TURN, "--rollout-batch-size", 2, "--n-samples-per-prompt", 2),
+        *(tmp_path, "train", chatml_dir, ONE_TURN, "--rollout-batch-size", 2, "--n-samples-per-prompt", 2),
+        "--debug-rollout-only",
         *("--rollout-temperature", 0.5, "--rollout-top-p", 0.8, "--rollout-top-k", 7, "--rollout-stop", "END"),
         *("--rollout-stop-token-ids", 9, "--rollout-max-response-len", 20, "--eval-interval", 1),
         *("--eval-prompt-data", "held", "eval.jsonl", "--n-samples-per-eval-prompt", 3, "--eval-temperature", 0),

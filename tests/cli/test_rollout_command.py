@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from silva_command import AGENT, TWO_TURNS, marked_processes, run_silva, show, write_rows, write_script
+import pytest
+from silva_command import AGENT, TWO_TURNS, in_process, marked_processes, run_silva, show, write_rows, write_script
 
 from silva.store.queries import check_ledgers, open_run
 
@@ -26,9 +27,17 @@ def rollout(
     )
 
 
-def test_samples_are_the_tokens_that_the_engine_saw_and_gave(tmp_path: Path, chatml_dir: Path) -> None:
-    done = rollout(tmp_path, chatml_dir, TWO_TURNS, "--engine-log", "engine.jsonl")
+@pytest.fixture(scope="module")
+def two_turns(tmp_path_factory: pytest.TempPathFactory, chatml_dir: Path) -> Path:
+    """The folder of one good run, which tests only read."""
+    folder = tmp_path_factory.mktemp("two_turns")
+    done = rollout(folder, chatml_dir, TWO_TURNS, "--engine-log", "engine.jsonl")
     assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_samples_are_the_tokens_that_the_engine_saw_and_gave(two_turns: Path) -> None:
+    tmp_path = two_turns
     assert "AGENTIC ROLLOUT event=accounting_end rollout=0 prompts=4 " in (tmp_path / "run" / "run.log").read_text()
     calls = [json.loads(line) for line in (tmp_path / "engine.jsonl").read_text().splitlines()]
     document = show(tmp_path / "run")
@@ -45,16 +54,15 @@ def test_samples_are_the_tokens_that_the_engine_saw_and_gave(tmp_path: Path, cha
     assert {json.loads(line)["status"] for line in lines} == {"exported"}
 
 
-def test_text_view_of_run_and_session(tmp_path: Path, chatml_dir: Path) -> None:
-    rollout(tmp_path, chatml_dir, TWO_TURNS, rows=1)
-    text = run_silva("show", "run", cwd=tmp_path).stdout
-    session_id = show(tmp_path / "run")["sessions"][0]["session_id"]
+def test_text_view_of_run_and_session(two_turns: Path) -> None:
+    text = run_silva("show", "run", cwd=two_turns).stdout
+    session_id = show(two_turns / "run")["sessions"][0]["session_id"]
     assert session_id in text
-    session = run_silva("show", "run", session_id, cwd=tmp_path).stdout
+    session = in_process("show", two_turns / "run", session_id).stdout
     assert "hello world" in session and "reward 1.25" in session
-    wrong = run_silva("show", "run", session_id[:-1] + "0z", cwd=tmp_path)
+    wrong = run_silva("show", "run", session_id[:-1] + "0z", cwd=two_turns)
     assert wrong.returncode == 1 and session_id in wrong.stderr
-    nothing = run_silva("show", "nowhere", cwd=tmp_path)
+    nothing = in_process("show", two_turns / "nowhere")
     assert nothing.returncode == 1 and "nowhere" in nothing.stderr
 
 
@@ -120,7 +128,7 @@ def test_hostile_agents_are_all_accounted_for(tmp_path: Path, chatml_dir: Path) 
     assert (
         "step 0: 10 of 13 sessions failed (agent_exit 3, no_response 2, not_linear 1, output_invalid 1," in done.stderr
     )
-    text = run_silva("show", "run", cwd=tmp_path).stdout
+    text = in_process("show", tmp_path / "run").stdout
     for reason in set(reasons.values()) - {"exported"}:
         first = next(item["session_id"] for item in document["sessions"] if item["reason"] == reason)
         assert f"\nthe first {reason}: session {first}\n    " in text
@@ -170,13 +178,14 @@ def test_a_failed_session_is_retried_in_its_slot(tmp_path: Path, chatml_dir: Pat
     flaky = AGENT + (
         "mark = f'seen-{n}'\n"
         "if not os.path.exists(mark): open(mark, 'w').close(); sys.exit(9)\n"
-        "ask(messages); give({'reward': 1.0})\n"
+        "ask(messages); give({'reward': float(os.environ['POINTS'])})\n"
     )
-    done = rollout(tmp_path, chatml_dir, flaky, "--agent-retries", 1, rows=2)
+    done = rollout(tmp_path, chatml_dir, flaky, "--agent-retries", 1, "--agent-env", "POINTS=0.25", rows=2)
     assert done.returncode == 0, done.stderr
     counts = show(tmp_path / "run")["counts"]
     assert counts["sessions"] == {"exported": {"none": 2}, "failed": {"agent_exit": 2}}
     assert counts["prompts"] == {"delivered": {"none": 2}}
+    assert {item["reward"] for item in show(tmp_path / "run")["sessions"]} == {0.25, None}
 
 
 def test_a_group_keeps_its_survivors_while_enough_are_left(tmp_path: Path, chatml_dir: Path) -> None:
@@ -221,16 +230,16 @@ def test_each_row_is_used_once(tmp_path: Path, chatml_dir: Path) -> None:
 
 def test_metadata_only_rows_and_agent_env(tmp_path: Path, chatml_dir: Path) -> None:
     agent = AGENT + "ask(messages); give({'reward': float(os.environ['POINTS']), 'metadata': task['metadata']})\n"
-    done = rollout(tmp_path, chatml_dir, agent, "--agent-env", "POINTS=0.25", rows=1)
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "agent.py").write_text(agent)
+    write_script(tmp_path / "script.jsonl", {"text": "hello world"})
     (tmp_path / "rows.jsonl").write_text('{"metadata": {"n": 5, "tag": "ü"}}\n')
     done = run_silva(
         *("rollout", "--use-agentic-rollout", "--agent-command", "exec python3 -I agent.py", "--agent-env-clear"),
         *("--agent-env", "POINTS=0.25", "--prompt-data", "rows.jsonl", "--rollout-batch-size", 1, "--num-epoch", 2),
-        *("--run-dir", "two", "--engine", "scripted", "--engine-script", "script.jsonl", "--hf-checkpoint", chatml_dir),
+        *("--run-dir", "run", "--engine", "scripted", "--engine-script", "script.jsonl", "--hf-checkpoint", chatml_dir),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    sessions = show(tmp_path / "two")["sessions"]
+    sessions = show(tmp_path / "run")["sessions"]
     assert [item["reward"] for item in sessions] == [0.25, 0.25]
-    assert show(tmp_path / "two", sessions[0]["session_id"])["metadata"] == {"n": 5, "tag": "ü"}
+    assert show(tmp_path / "run", sessions[0]["session_id"])["metadata"] == {"n": 5, "tag": "ü"}

@@ -11,7 +11,17 @@ from pathlib import Path
 
 import httpx
 import openai
-from silva_command import TWO_TURNS, eventually, run_silva, running_silva, show, stop, write_rows, write_script
+from silva_command import (
+    TWO_TURNS,
+    eventually,
+    in_process,
+    run_silva,
+    running_silva,
+    show,
+    stop,
+    write_rows,
+    write_script,
+)
 
 
 def finish_by_name(base: str, session_id: str) -> None:
@@ -51,8 +61,8 @@ def test_serve_records_open_sessions(tmp_path: Path, chatml_dir: Path) -> None:
         for turn in range(3):
             reply = client.chat.completions.create(model="m", messages=messages)
             messages += [reply.choices[0].message.model_dump(), {"role": "user", "content": f"next {turn}"}]
-        live = show(tmp_path / "run")
-        assert [(item["session_id"], item["status"]) for item in live["sessions"]] == [("s1", "running")]
+        live = eventually(lambda: show(tmp_path / "run")["sessions"])  # records are written behind the answers
+        assert [(item["session_id"], item["status"]) for item in live] == [("s1", "running")]
         answer = httpx.post(f"{base}/sessions/s1/finish", json={"reward": 0.5, "metadata": {"k": 1}})
         assert answer.status_code == 200
         assert answer.json() == {"status": "exported", "reason": None, "num_samples": 1}
@@ -69,7 +79,6 @@ def test_serve_records_open_sessions(tmp_path: Path, chatml_dir: Path) -> None:
             "num_samples": 0,
             "message": "",
         }
-        assert show(tmp_path / "run", "s2")["reason"] == "output_invalid"
         finish_by_name(base, "s4")
         openai.OpenAI(base_url=base, api_key="s3").chat.completions.create(model="m", messages=messages[:1])
         assert stop(process, signal.SIGTERM) == 0
@@ -79,6 +88,7 @@ def test_serve_records_open_sessions(tmp_path: Path, chatml_dir: Path) -> None:
         "exported": {"none": 2},
         "failed": {"output_invalid": 1},
     }
+    assert show(tmp_path / "run", "s2")["reason"] == "output_invalid"
     samples = [(s["name"], s["reward"]) for s in show(tmp_path / "run", "s4")["samples"]]
     assert samples == [("b", 2.0), ("a", None)]
     session = show(tmp_path / "run", "s1")
@@ -93,7 +103,8 @@ def test_serve_refuses_what_it_cannot_do(tmp_path: Path, chatml_dir: Path) -> No
     write_script(tmp_path / "script.jsonl", {"text": "x"})
     base = ("serve", "--engine", "scripted", "--engine-script", "script.jsonl", "--hf-checkpoint", chatml_dir)
     assert run_silva(*base, cwd=tmp_path).returncode == 2
-    away = run_silva(*base, "--open-sessions", "--gateway-host", "0.0.0.0", cwd=tmp_path)
+    base = tuple(tmp_path / word if word == "script.jsonl" else word for word in base)
+    away = in_process(*base, "--open-sessions", "--gateway-host", "0.0.0.0")
     assert away.returncode == 2 and "loopback" in away.stderr
     (tmp_path / "script.jsonl").write_text('{"text": "x"}\n{"txt": 1}\n')
     wrong = run_silva(*base, "--open-sessions", "--run-dir", "run", cwd=tmp_path)
@@ -134,6 +145,8 @@ def test_check_names_what_is_wrong(tmp_path: Path, model_dir: Path) -> None:
     done = check(tmp_path, model_dir, "--rollout-max-context-len", 4096, "--no-agent-run")
     assert re.search(r"^FAIL model: --rollout-max-context-len is 4096", done.stdout, re.M), done.stdout
     (tmp_path / "rows.jsonl").write_text("{\n")
+    # names its class, so that none has to be looked for (which would load torch)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     done = check(tmp_path, tmp_path, "--n-samples-per-prompt", 1, "--global-batch-size", 5)
     failed = re.findall(r"^FAIL ([a-z ]+)", done.stdout, re.M)
     assert done.returncode == 1 and failed == ["options", "dataset", "chat template", "model"], done.stdout

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import sqlite3
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from silva_command import (
     AGENT,
     TWO_TURNS,
     eventually,
+    in_process,
     marked_processes,
     run_silva,
     runner_pid,
@@ -21,6 +23,7 @@ from silva_command import (
     show,
     stop,
     write_rows,
+    write_script,
 )
 
 from silva.store.queries import check_ledgers, open_run
@@ -61,14 +64,39 @@ def trained_rows(run_dir: Path) -> list[int]:
         return [row for (row,) in rows]
 
 
-def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
+def hangs_from(row: int) -> str:
+    """Two turns; from this row on every agent hangs behind its first one, with children that are hard to end."""
+    hang = f"""
+import subprocess
+if n >= {row} and not os.path.exists("released"):
+    subprocess.Popen(["setsid", "sleep", "600"])
+    subprocess.Popen("(trap '' TERM; sleep 600) &", shell=True)
+    ask(messages)
+    open(f"hanging-{{os.getpid()}}", "w").close()
+    time.sleep(600)
+"""
+    return AGENT + hang + TWO_TURNS.removeprefix(AGENT)
+
+
+def all_hang(tmp_path: Path) -> None:
+    eventually(lambda: len(list(tmp_path.glob("hanging-*"))) == 6)
+
+
+def ends(run_dir: Path) -> Counter[str]:
+    """Sessions of training by status and reason."""
+    sessions = [item for item in show(run_dir)["sessions"] if item["mode"] == "train"]
+    return Counter(f"{item['status']} {item['reason'] or ''}".strip() for item in sessions)
+
+
+def test_train_eval_save_kill_nine_in_mid_step_and_resume(tmp_path: Path, model_dir: Path) -> None:
+    """Three lives of one run: two whole steps; one step more and a kill in the next; the rest."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    prepare(tmp_path, TWO_TURNS)
+    prepare(tmp_path, hangs_from(6))
     write_rows(tmp_path / "eval.jsonl", 3)
     more = ("--eval-interval", 2, "--eval-prompt-data", "held", "eval.jsonl", "--save-interval", 1, "--save-hf", "out")
-    more += ("--rollout-temperature", 0.7, "--rollout-top-p", 0.9, "--warmup", 2)
+    more += ("--rollout-temperature", 0.7, "--rollout-top-p", 0.9, "--warmup", 2, "--agent-retries", 0)
     done = run_silva(*options(model_dir, *more), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "eval held before step 0: reward" in done.stdout and "eval held at the end: reward" in done.stdout
@@ -90,13 +118,17 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     packing = ("--micro-batch-size", 1, "--use-dynamic-batch-size", "--max-tokens-per-gpu", 512)
     course = ("--lr-schedule", "cosine", "--min-lr", 0.0002)
     more = ("--num-rollout", 4, "--num-steps-per-rollout", 2, *packing, *course)
-    done = run_silva("train", "--resume", "run", *more, cwd=tmp_path)
+    with running_silva("train", "--resume", "run", *more, cwd=tmp_path) as process:
+        all_hang(tmp_path)
+        assert stop(process, signal.SIGKILL) == -signal.SIGKILL
+        assert "going on at step 2" in (tmp_path / "stdout").read_text()
+    eventually(lambda: marked_processes(tmp_path / "run") == [])
+    (tmp_path / "released").touch()
+    done = run_silva("train", "--resume", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "going on at step 2" in done.stdout
+    assert "going on at step 3" in done.stdout and marked_processes(tmp_path / "run") == []
     state = torch.load(tmp_path / "run/checkpoints/step_000004/optimizer.pt", weights_only=True)
     assert state["num_updates"] == 2 + 2 * 2
-    again = run_silva("train", "--resume", "run", "--num-rollout", 4, cwd=tmp_path)
-    assert again.returncode == 0 and "nothing left to do" in again.stdout
     steps = [line for line in metrics(tmp_path / "run") if "train/loss" in line]
     assert [line["step"] for line in steps] == [0, 1, 2, 3]
     # two steps of warm-up, then the cosine at 0 and 1/4 (mean of two optimizer steps), at 1/2 and 3/4
@@ -104,6 +136,7 @@ def test_train_eval_save_and_resume(tmp_path: Path, model_dir: Path) -> None:
     rates = [0.0005, 0.001, sum(falls[:2]) / 2, sum(falls[2:]) / 2]
     assert [line["train/lr"] for line in steps] == pytest.approx(rates)
     assert trained_rows(tmp_path / "run") == list(range(8))
+    assert ends(tmp_path / "run") == {"exported": 24, "cancelled interrupted": 6}
     versions = set()
     for item in show(tmp_path / "run")["sessions"]:
         for node in show_nodes(tmp_path / "run", item["session_id"]):
@@ -135,58 +168,37 @@ def show_nodes(run_dir: Path, session_id: str) -> list[dict]:
     return show_session(run_dir, session_id)["nodes"]
 
 
-HANGS_AT_STEP_TWO = (
-    AGENT
-    + """
-import subprocess
-if n >= 4 and not os.path.exists("released"):
-    subprocess.Popen(["setsid", "sleep", "600"])
-    subprocess.Popen("(trap '' TERM; sleep 600) &", shell=True)
-    ask(messages)
-    open(f"hanging-{os.getpid()}", "w").close()
-    time.sleep(600)
-"""
-    + TWO_TURNS.removeprefix(AGENT)
-)
-
-
-@pytest.mark.parametrize("victim", ["trainer", "runner"])
-def test_kill_nine_in_mid_step_then_resume(tmp_path: Path, model_dir: Path, victim: str) -> None:
-    prepare(tmp_path, HANGS_AT_STEP_TWO)
-    command = options(model_dir, "--save-interval", 2, "--agent-retries", 0, rollouts=4)
+def test_kill_nine_of_the_runner_in_mid_step(tmp_path: Path, chatml_dir: Path) -> None:
+    """The lost sessions are run again under a new runner: no agent of theirs failed."""
+    prepare(tmp_path, hangs_from(2), rows=4)
+    write_script(tmp_path / "script.jsonl", {"text": "hello world"})
+    scripted = ("--debug-rollout-only", "--engine", "scripted", "--engine-script", "script.jsonl")
+    command = options(chatml_dir, *scripted, "--agent-retries", 0)
     with running_silva(*command, cwd=tmp_path) as process:
-        eventually(lambda: len(list(tmp_path.glob("hanging-*"))) == 6)
-        if victim == "trainer":
-            assert stop(process, signal.SIGKILL) == -signal.SIGKILL
-            eventually(lambda: marked_processes(tmp_path / "run") == [])
-        else:
-            (tmp_path / "released").touch()
-            os.kill(eventually(lambda: runner_pid(process)), signal.SIGKILL)
-            # The lost sessions are run again under a new runner: no agent of theirs failed.
-            assert process.wait(timeout=90) == 0
-    (tmp_path / "released").touch()
-    if victim == "trainer":
-        done = run_silva("train", "--resume", "run", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        all_hang(tmp_path)
+        (tmp_path / "released").touch()
+        os.kill(eventually(lambda: runner_pid(process)), signal.SIGKILL)
+        assert process.wait(timeout=90) == 0
     assert marked_processes(tmp_path / "run") == []
     with open_run(tmp_path / "run") as conn:
         check_ledgers(conn, finished=True)
-    counts = show(tmp_path / "run")["counts"]
-    assert trained_rows(tmp_path / "run") == list(range(8))
-    assert counts["prompts"] == {"trained": {"none": 8}}
-    lost = {"cancelled": {"interrupted": 6}} if victim == "trainer" else {"failed": {"runner_lost": 6}}
-    assert counts["sessions"] == {"exported": {"none": 24}, **lost}
+    assert show(tmp_path / "run")["counts"]["prompts"] == {"delivered": {"none": 4}}
+    assert ends(tmp_path / "run") == {"exported": 12, "failed runner_lost": 6}
 
 
-def test_term_ends_a_run_in_order(tmp_path: Path, model_dir: Path) -> None:
-    prepare(tmp_path, HANGS_AT_STEP_TWO)
-    with running_silva(*options(model_dir, rollouts=4), cwd=tmp_path) as process:
-        eventually(lambda: len(list(tmp_path.glob("hanging-*"))) == 6)
+def test_term_ends_a_run_in_order_and_resume_needs_its_data(tmp_path: Path, model_dir: Path) -> None:
+    prepare(tmp_path, hangs_from(2), rows=4)
+    with running_silva(*options(model_dir), cwd=tmp_path) as process:
+        all_hang(tmp_path)
         assert stop(process) == 128 + signal.SIGTERM
+    assert "starts over, since no checkpoint was written" in (tmp_path / "stderr").read_text()
     assert marked_processes(tmp_path / "run") == []
-    assert show(tmp_path / "run")["counts"]["sessions"]["cancelled"] == {"run_stopped": 6}
+    assert ends(tmp_path / "run") == {"exported": 6, "cancelled run_stopped": 6}
     with open_run(tmp_path / "run") as conn:
         check_ledgers(conn, finished=True)
+    write_rows(tmp_path / "rows.jsonl", 2)
+    done = run_silva("train", "--resume", "run", cwd=tmp_path)
+    assert done.returncode == 2 and "Resume with the same" in done.stderr
 
 
 def test_failed_groups_are_replaced_and_the_last_step_of_the_epochs_may_be_smaller(
@@ -212,28 +224,19 @@ def test_failed_groups_are_replaced_and_the_last_step_of_the_epochs_may_be_small
         )
 
 
-def test_resume_needs_the_data_of_the_run(tmp_path: Path, model_dir: Path) -> None:
-    prepare(tmp_path, AGENT + "if n == 2: sys.exit(3)\n" + TWO_TURNS.removeprefix(AGENT))
-    more = ("--agent-retries", 0, "--agent-max-failures", 3, "--agentic-concurrency", 1)
-    done = run_silva(*options(model_dir, *more, rollouts=4), cwd=tmp_path)
-    assert done.returncode == 1 and "starts over, since no checkpoint was written" in done.stderr
-    assert "3 sessions failed in a row" in (tmp_path / "run" / "run.log").read_text()
-    write_rows(tmp_path / "rows.jsonl", 2)
-    done = run_silva("train", "--resume", "run", cwd=tmp_path)
-    assert done.returncode == 2 and "Resume with the same" in done.stderr
-
-
 def test_resume_needs_a_run(tmp_path: Path) -> None:
-    done = run_silva("train", "--resume", "nowhere", cwd=tmp_path)
+    done = in_process("train", "--resume", tmp_path / "nowhere")
     assert done.returncode == 2 and "nowhere" in done.stderr
 
 
-def test_a_rollout_run_cannot_be_resumed_nor_its_folder_used_again(tmp_path: Path, model_dir: Path) -> None:
+def test_a_rollout_run_cannot_be_resumed_nor_its_folder_used_again(tmp_path: Path, chatml_dir: Path) -> None:
     prepare(tmp_path, TWO_TURNS, rows=2)
-    command = ("rollout", *options(model_dir, rollouts=1)[1:])
+    write_script(tmp_path / "script.jsonl", {"text": "hello world"})
+    scripted = ("--engine", "scripted", "--engine-script", "script.jsonl")
+    command = ("rollout", *options(chatml_dir, *scripted, rollouts=1)[1:])
     done = run_silva(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     again = run_silva(*command, cwd=tmp_path)
     assert again.returncode == 1 and "--resume" in again.stderr
-    resumed = run_silva("train", "--resume", "run", cwd=tmp_path)
+    resumed = in_process("train", "--resume", tmp_path / "run")
     assert resumed.returncode == 2 and "cannot be resumed" in resumed.stderr

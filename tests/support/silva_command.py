@@ -1,7 +1,8 @@
-"""The installed `silva` command, and agents for it: everything through real processes."""
+"""The installed `silva` command, and agents for it: all that runs agents goes through real processes."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -10,7 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +79,30 @@ def running_silva(*args: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
             process.wait()
 
 
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended, as `subprocess.CompletedProcess` tells it."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def in_process(*args: object) -> Done:
+    """Run a command that starts nothing (it reads a run, or its options are refused) without a process of its own.
+
+    Paths must be absolute.
+    """
+    from silva.cli import main
+
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        status = main([*map(str, args)])
+    return Done(status, out.getvalue(), err.getvalue())
+
+
 def show(run_dir: Path, *session: str) -> dict[str, Any]:
     """The JSON document of a run or a session."""
-    done = run_silva("show", run_dir, *session, "--json", cwd=run_dir.parent)
+    done = in_process("show", run_dir, *session, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
