@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from silva.data.prompts import Prompt
 from silva.types.errors import DatasetError
-from silva.types.generation import VersionSpan
+from silva.types.generation import LOGPROB_ROUNDING, LOWEST_LOGPROB, VersionSpan
 from silva.types.messages import JsonObject
 from silva.types.rollout import Mode, PromptState, ResponseSpan, SessionInput, SessionStatus, TrainingSample
 
@@ -143,6 +143,12 @@ class _Line:
 
     def numbers(self, name: str) -> list[float]:
         return self._each(name, _is_number, "a finite number")
+
+    def logprobs(self, name: str) -> list[float]:
+        def fits(value: Any) -> bool:
+            return _is_number(value) and LOWEST_LOGPROB <= value <= LOGPROB_ROUNDING
+
+        return self._each(name, fits, f"a log-prob, from {LOWEST_LOGPROB:g} to 0")
 
     def triples(self, name: str) -> list[tuple[int, int, int]]:
         def fits(value: Any) -> bool:
@@ -293,7 +299,7 @@ def _sample(line: _Line) -> TrainingSample:
         "prompt_len": line.whole("prompt_len"),
         "token_ids": line.wholes("token_ids"),
         "loss_mask": line.bits("loss_mask"),
-        "logprobs": line.numbers("logprobs"),
+        "logprobs": line.logprobs("logprobs"),
         "kept_mass": line.numbers("kept_mass"),
         "reward": line.number_or_none("reward"),
         "helpers": line.numbers_by_name("helpers"),
