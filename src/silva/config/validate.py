@@ -340,8 +340,8 @@ def _check_save_hf(config: RunConfig) -> None:
         read = getattr(config, name)
         if config.save_hf is not None and read is not None and Path(config.save_hf).resolve() == Path(read).resolve():
             raise ConfigError(
-                f"--save-hf {config.save_hf} is the folder of --{name.replace('_', '-')}, which would be overwritten: no "
-                "resumed run could start from it again. Name another one"
+                f"--save-hf {config.save_hf} is the folder of --{name.replace('_', '-')}, which would be overwritten: "
+                "no resumed run could start from it again. Name another one"
             )
 
 

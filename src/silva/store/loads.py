@@ -144,12 +144,6 @@ class _Line:
     def numbers(self, name: str) -> list[float]:
         return self._each(name, _is_number, "a finite number")
 
-    def logprobs(self, name: str) -> list[float]:
-        def fits(value: Any) -> bool:
-            return _is_number(value) and LOWEST_LOGPROB <= value <= LOGPROB_ROUNDING
-
-        return self._each(name, fits, f"a log-prob, from {LOWEST_LOGPROB:g} to 0")
-
     def triples(self, name: str) -> list[tuple[int, int, int]]:
         def fits(value: Any) -> bool:
             return isinstance(value, list) and len(value) == 3 and all(map(_is_int, value))
@@ -226,6 +220,16 @@ def _word(line: _Line, name: str, words: tuple[str, ...]) -> str:
     return word
 
 
+def _logprobs(line: _Line) -> list[float]:
+    values = line.numbers("logprobs")
+    for index, value in enumerate(values):
+        if not LOWEST_LOGPROB <= value <= LOGPROB_ROUNDING:
+            raise DatasetError(
+                f"{line.where}: logprobs[{index}] is {value:g}; a log-prob lies between {LOWEST_LOGPROB:g} and 0"
+            )
+    return values
+
+
 def _metadata(line: _Line) -> JsonObject:
     value = line.object("metadata")
     try:
@@ -299,7 +303,7 @@ def _sample(line: _Line) -> TrainingSample:
         "prompt_len": line.whole("prompt_len"),
         "token_ids": line.wholes("token_ids"),
         "loss_mask": line.bits("loss_mask"),
-        "logprobs": line.logprobs("logprobs"),
+        "logprobs": _logprobs(line),
         "kept_mass": line.numbers("kept_mass"),
         "reward": line.number_or_none("reward"),
         "helpers": line.numbers_by_name("helpers"),
