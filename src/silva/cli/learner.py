@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import AsyncExitStack
 from dataclasses import fields
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from silva.cli.build import num_threads
-from silva.cli.side_models import open_side_models
+from silva.cli.side_models import open_side_models, side_fingerprints
 from silva.config.options import RunConfig
 from silva.config.validate_training import algorithm_of, training_warnings
 
@@ -64,6 +65,7 @@ async def build_learner(
         weigh_tokens=weigh_tokens,
         critic=critic,
         teacher=teacher,
+        fingerprints=await asyncio.to_thread(side_fingerprints, config),
     )
 
 

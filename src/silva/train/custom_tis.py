@@ -19,8 +19,8 @@ log = logging.getLogger("silva.train")
 
 TIS_PARAMS = ("args", "old_logprobs", "rollout_logprobs")
 """What the function is given, by the names that an error tells."""
-MAX_WEIGHT = 1e30
-"""Far above any use, and far enough below what float32 holds."""
+MAX_WEIGHT = 1e9
+"""Above every ratio (their logs are clamped to 20), and far enough below what float32 holds."""
 _AT_ONCE = 64
 
 
@@ -91,7 +91,7 @@ class CustomTis:
 
 
 def read_weights(value: object, num_tokens: int) -> NDArray[np.float64]:
-    """One finite number from 0 to 1e30 a trainable token. Raises SilvaError that says what is wrong."""
+    """One finite number from 0 to 1e9 a trainable token. Raises SilvaError that says what is wrong."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise _WrongWeights(f"returned {reprlib.repr(value)}; it must be a list of {num_tokens} numbers")
     if len(value) != num_tokens:

@@ -7,7 +7,7 @@ One call trains all that a rollout step yielded. First everything is computed th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from silva.inference.unscored import Unscored, tell_unscored
 from silva.train.advantages import token_advantages
+from silva.train.checkpoint import read_state
 from silva.train.critic import ValueTrainer
 from silva.train.custom_tis import CustomTis
 from silva.train.packing import split_sessions
@@ -48,6 +49,7 @@ class ComputesLogprobs(Protocol):
 
 
 CRITIC_FOLDER = "critic"
+_FINGERPRINTS = "side_models"
 
 
 class TorchThread:
@@ -107,7 +109,10 @@ class LearnerSettings:
 
 
 class Learner:
-    """Owns the policy and what its objective asks for: `reference`, `teacher`, `critic`, `weigh_tokens`."""
+    """Owns the policy and what its objective asks for: `reference`, `teacher`, `critic`, `weigh_tokens`.
+
+    `fingerprints` of the folders of such models go into checkpoints, so that a resumed run has the same.
+    """
 
     def __init__(
         self,
@@ -120,6 +125,7 @@ class Learner:
         teacher: Scorer | None = None,
         critic: ValueTrainer | None = None,
         weigh_tokens: CustomTis | None = None,
+        fingerprints: Mapping[str, str] | None = None,
     ):
         self.policy = policy
         self._thread = thread
@@ -127,6 +133,7 @@ class Learner:
         self._settings = settings or LearnerSettings()
         self._reference, self._teacher, self._critic = reference, teacher, critic
         self._weigh_tokens = weigh_tokens
+        self._fingerprints = dict(fingerprints or {})
 
     async def train_rollout(self, samples: Samples, *, rollout_id: int, num_steps: int = 1) -> list[StepResult]:
         """All optimizer steps on the samples of one rollout: `num_steps` global batches of whole sessions.
@@ -229,18 +236,28 @@ class Learner:
             self.policy.save_checkpoint,
             folder,
             step=step,
-            extra=extra,
+            extra={**extra, _FINGERPRINTS: self._fingerprints},
             write_more=None if critic is None else lambda temporary: critic.save(temporary / CRITIC_FOLDER),
         )
 
     async def load_checkpoint(self, folder: Path) -> dict[str, Any]:
-        """Go on from a checkpoint; its state with `step` and `extra`. Raises ConfigError where it lacks a critic."""
+        """Go on from a checkpoint; returns its state with `step` and `extra`.
+
+        Raises ConfigError where it lacks a critic, or where a folder beside the policy holds another model than then.
+        """
         if self._critic is not None and not (folder / CRITIC_FOLDER).is_dir():
             raise ConfigError(
                 f"checkpoint {folder} holds no critic: it is of a run without one and cannot be resumed with "
                 "--advantage-estimator ppo. Resume it with the estimator that it was written with, or start a new run "
                 f"from its weights with --hf-checkpoint {folder}"
             )
+        for path, then in read_state(folder)["extra"].get(_FINGERPRINTS, {}).items():
+            if self._fingerprints.get(path, then) != then:
+                raise ConfigError(
+                    f"{path} holds another model than when {folder} was written, so the KL or the distillation would "
+                    "be against another one from here on. Put that one back, or name another folder with --ref-load or "
+                    "--opd-teacher if this is meant"
+                )
         state = await self._thread.run(self.policy.load_checkpoint, folder)
         if self._critic is not None:
             await self._thread.run(self._critic.load, folder / CRITIC_FOLDER)

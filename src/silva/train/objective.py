@@ -123,8 +123,8 @@ def row_loss(tokens: RowTokens, config: ObjectiveConfig) -> tuple[torch.Tensor, 
             "rollout_logprob_abs_diff": ((current_N if config.rollout_as_old else before_N) - tokens.rollout_N).abs(),
             "kept": kept_N,
         }
-        totals = {name: values_N.sum().double() for name, values_N in sums.items()}
-        totals |= {name: (values_N * tokens.weights_N).sum().double() for name, values_N in parts.items()}
+        totals = {name: values_N.double().sum() for name, values_N in sums.items()}
+        totals |= {name: (values_N.double() * tokens.weights_N).sum() for name, values_N in parts.items()}
     return loss, totals | {"loss": loss.detach().double()}
 
 
