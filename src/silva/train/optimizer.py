@@ -69,9 +69,12 @@ def clip_gradients(model: torch.nn.Module, max_norm: float | None) -> float:
 def read_optimizer(folder: Path, config: ComputeConfig) -> dict[str, Any]:
     """What `torch.save` wrote to the optimizer file of `folder`. Raises SilvaError where it cannot be read."""
     try:
-        return torch.load(folder / OPTIMIZER_FILE, map_location=config.torch_device, weights_only=True)
+        saved = torch.load(folder / OPTIMIZER_FILE, map_location=config.torch_device, weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise SilvaError(f"checkpoint {folder}: {OPTIMIZER_FILE} cannot be read: {error}") from error
+    if not isinstance(saved, dict) or not {"optimizer", "num_updates", "skipped_steps"} <= saved.keys():
+        raise SilvaError(f"checkpoint {folder}: {OPTIMIZER_FILE} is not of this version of Silva")
+    return saved
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
