@@ -17,10 +17,6 @@ import sys
 from pathlib import Path
 
 COMMON = ["--num-rollout", "30", "--num-steps-per-rollout", "4", "--eval-interval", "5", "--lr", "2e-4"]
-OWN: dict[str, list[str]] = {
-    "ppo": [],
-}
-"""Options beyond the common ones, by algorithm."""
 
 
 def held_out(run_dir: Path) -> dict[int, float]:
@@ -45,8 +41,10 @@ def main() -> None:
             if not (run_dir / "metrics.jsonl").exists():
                 command = [silva, "train", "--config", "examples/shopkeeper/run.toml", "--run-dir", str(run_dir)]
                 command += ["--advantage-estimator", name, "--seed", seed, "--rollout-seed", seed, "--save-interval"]
-                command += ["30", *COMMON, *OWN.get(name, [])]
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+                command += ["30", *COMMON]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    sys.exit(f"{' '.join(command)}\n{done.stderr}")
             points = held_out(run_dir)
             print(
                 f"| {name} | {seed} | " + " | ".join(f"{points[step]:.3f}" for step in sorted(points)) + " |",

@@ -14,7 +14,7 @@ from train_tiny import write_least_model
 
 from silva.credit.assign import assign_group_credit
 from silva.data.prompts import Prompt
-from silva.rollout.groups import GroupResult
+from silva.rollout.groups import GroupResult, SlotFailure
 from silva.rollout.tally import StepGroups
 from silva.store.metrics import MetricsWriter
 from silva.train.balance import plan
@@ -68,10 +68,10 @@ def test_loss_10_four_ranks_share_any_number_of_samples_and_empty_rows_weigh_not
 
 
 class Steps:
-    """Groups of rollout steps as a run yields them."""
+    """Groups of rollout steps as a run yields them, each with so many failed slots."""
 
-    def __init__(self, steps: list[list[TrainingSample]]):
-        self._steps = steps
+    def __init__(self, steps: list[list[TrainingSample]], num_failed: int):
+        self._steps, self._num_failed = steps, num_failed
 
     async def collect(self, rollout_id: int) -> StepGroups:
         if rollout_id == len(self._steps):
@@ -85,17 +85,26 @@ class Steps:
             input=SessionInput(messages=[]),
         )
         samples = tuple(self._steps[rollout_id])
-        return StepGroups(groups=[GroupResult(prompt=prompt, group_id="g", samples=samples, failures=())])
+        failures = (SlotFailure(session_id="f", reason="r", message=""),) * self._num_failed
+        return StepGroups(groups=[GroupResult(prompt=prompt, group_id="g", samples=samples, failures=failures)])
 
 
-def run(tmp_path: Path, steps: list[list[TrainingSample]], say: Callable[[str], None]) -> tuple[Learner, list[dict]]:
+def run(
+    tmp_path: Path,
+    steps: list[list[TrainingSample]],
+    say: Callable[[str], None],
+    *,
+    num_steps: int | None = 2,
+    global_batch_size: int | None = None,
+    num_failed: int = 0,
+) -> tuple[Learner, list[dict]]:
     """A run over such steps, and its lines of metrics."""
     settings = TrainerSettings(
         run_dir=tmp_path,
         first_rollout=0,
         num_rollout=None,
-        global_batch_size=None,
-        num_steps=2,
+        global_batch_size=global_batch_size,
+        num_steps=num_steps,
         eval_interval=None,
         save_interval=None,
         save_hf=None,
@@ -107,7 +116,7 @@ def run(tmp_path: Path, steps: list[list[TrainingSample]], say: Callable[[str], 
         trainer = Trainer(
             learner=learner,
             engine=None,
-            source=Steps(steps),
+            source=Steps(steps, num_failed),
             evaluator=None,
             ledger=None,
             metrics=MetricsWriter(tmp_path),
@@ -131,3 +140,11 @@ def test_loss_10_optimizer_steps_follow_the_options_and_a_step_without_samples_i
     assert [line.get("train/skipped_no_trainable_tokens") for line in lines] == [None, None, 1, None]
     assert ["skipped: no_trainable_tokens" in line for line in said] == [False, False, True, False]
     assert lines[2]["train/too_long_samples"] == 1 and "train/loss" not in lines[2]
+
+
+def test_loss_10_failed_sessions_do_not_change_how_many_optimizer_steps_a_prompt_has(tmp_path: Path) -> None:
+    # a prompt of 8 slots and steps of 2 sessions: four steps, whether 8 or 5 sessions are left
+    learner, (line,) = run(
+        tmp_path, [exported(CONTEXTS)], lambda _: None, num_steps=None, global_batch_size=2, num_failed=3
+    )
+    assert learner.policy.num_updates == 4 and line["rollout/num_sessions"] == 5

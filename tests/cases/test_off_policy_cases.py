@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gateway_serve import serving
@@ -21,7 +22,9 @@ from silva.gateway.turns import SamplingSettings
 from silva.inference.torch_engine import TorchEngine
 from silva.state.codec import TurnCodec
 from silva.train.corrections import TisConfig, opsm_dropped
+from silva.train.losses.kl import KlLossConfig
 from silva.train.objective import ObjectiveConfig
+from silva.train.signals import Signals
 from silva.types.generation import GenerateRequest, GenerateResult
 
 
@@ -52,10 +55,17 @@ def test_loss_01_all_rejected_is_a_skipped_counted_step(hf_dir: Path, objective:
     assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
     for one, before in zip(trainer.optimizer.state_dict()["state"].values(), moments, strict=True):
         assert all(torch.equal(one[name], before[name]) for name in before)
-    # another term of the loss keeps the step
-    trainer.config = replace(trainer.config, objective=replace(objective, entropy_coef=0.1))
-    step = trainer.train_step(samples)
-    assert not step.skipped and step.metrics["train/pg_loss"] == 0 and step.metrics["train/grad_norm"] > 0
+    # another term of the loss keeps the step, one that is only measured does not
+    signals = Signals(reference=[np.full(len(one.token_ids), -1.0) for one in samples])
+    for more, reason in (
+        ({"kl": KlLossConfig(coef=0.0)}, "all_rejected"),
+        ({"kl": KlLossConfig(coef=0.1)}, None),
+        ({"entropy_coef": 0.1}, None),
+    ):
+        trainer.config = replace(trainer.config, objective=replace(objective, **more))
+        step = trainer.train_step(samples, signals=signals)
+        assert step.reason == reason and step.metrics["train/pg_loss"] == 0
+        assert (step.metrics["train/grad_norm"] > 0) == (reason is None)
 
 
 def test_loss_07_a_sequence_is_dropped_as_a_whole_by_its_credit() -> None:

@@ -21,6 +21,7 @@ from silva.config.options import RunConfig
 from silva.config.validate_training import check_algorithm
 from silva.state.codec import TurnCodec
 from silva.train.learner import TorchThread
+from silva.train.policy import StepResult
 from silva.types.errors import ConfigError
 
 SAMPLES = [make_sample(f"s{i}", [3, 4 + i, 5, 6], [0, 1, 0, 1], credit=1.0 - 2 * i) for i in range(2)]
@@ -137,3 +138,24 @@ def test_the_reference_stays_the_start_model_in_a_resumed_run(model_dir: Path, t
     config = replace(config, ref_load=str(start), opd_teacher=str(start))
     metrics, _ = asyncio.run(life(tmp_path / "step_000001"))
     assert metrics["train/kl_loss"] == 0
+
+
+def test_the_learner_and_what_stands_beside_the_policy_heed_their_options(model_dir: Path) -> None:
+    values = {"critic_lr": 0.02, "value_clip": 0.5, "num_critic_only_steps": 1, "max_token_staleness": 2, "warmup": 4}
+    config = options(model_dir, advantage_estimator="ppo", rollout_temperature=0.7, clip_grad=0.5, **values)
+
+    async def steps(*rollout_ids: int) -> tuple[list[StepResult], Any]:
+        async with AsyncExitStack() as stack:
+            thread = stack.enter_context(closing(TorchThread()))
+            learner = await build_learner(config, thread, stack, num_rollout=9)
+            done = [(await learner.train_rollout(SAMPLES, rollout_id=at))[0] for at in rollout_ids]
+            return done, learner._critic
+
+    (alone, both, stale), critic = asyncio.run(steps(0, 1, 3))
+    assert (alone.reason, both.reason, stale.reason) == ("critic_only", None, "no_trainable_tokens")
+    assert alone.metrics["train/kl_loss"] == 0  # the reference has the weights, the temperature and the rows
+    assert both.metrics["train/lr"] == pytest.approx(0.01 * 2 / 4)
+    assert both.metrics["train/critic_lr"] == pytest.approx(0.02 * 2 / 4)
+    assert stale.metrics["train/stale_tokens"] == 4  # sampled by version 0, three steps ago
+    assert (critic.config.lr, critic.config.value_clip, critic.config.clip_grad) == (0.02, 0.5, 0.5)
+    assert (critic.config.temperature, critic.config.reduction) == (0.7, "session_mean")

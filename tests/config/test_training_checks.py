@@ -15,7 +15,9 @@ from silva.config.parse import from_values
 from silva.config.training_options import TrainingOptions
 from silva.config.validate import Command, validate, validate_judgement
 from silva.config.validate_training import training_warnings
+from silva.train.advantages import AdvantageConfig
 from silva.train.algorithms import ALGORITHMS, SPECIAL_OPTIONS
+from silva.train.objective import ObjectiveConfig
 from silva.types.errors import ConfigError
 
 RECORDS = {"hf_checkpoint": "m", "load_debug_rollout_data": "{rollout_id}.jsonl"}
@@ -215,3 +217,15 @@ def test_what_is_likely_not_meant_is_told(values: dict[str, Any], part: str) -> 
 )
 def test_nothing_is_told_where_all_is_well(values: dict[str, Any]) -> None:
     assert training_warnings(live(**values)) == []
+
+
+def test_what_is_not_said_is_the_documented_default() -> None:
+    on = {"advantage_estimator": "grpo", "eps_clip": 0.2, "gamma": 1.0, "lambd": 1.0, "kl_loss_type": "k1"}
+    on |= {"tis_clip": 2.0, "tis_clip_low": 0.0, "tis_level": "token", "tis_mode": "truncate", "opsm_delta": 1e-4}
+    on |= {"lr": 1e-6, "lr_schedule": "constant", "clip_grad": 1.0, "micro_batch_size": 1, "value_clip": 0.2}
+    found = {item.name: item.default for item in fields(TrainingOptions)}
+    assert {name: found.pop(name) for name in on} == on
+    assert not any(found.values()), found  # all others are off, none or 0
+    config = policy_config(live())
+    assert config.reduction == "session_mean" and config.objective == ObjectiveConfig()
+    assert config.advantages == AdvantageConfig() and config.clip_grad == 1.0

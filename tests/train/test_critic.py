@@ -21,6 +21,7 @@ from silva.train.learner import Learner, LearnerSettings, TorchThread
 from silva.train.policy import PolicyConfig, PolicyTrainer
 from silva.train.schedule import Schedule
 from silva.types.errors import ConfigError, SilvaError
+from silva.types.generation import VersionSpan
 from silva.types.rollout import TrainingSample
 
 Arrays = list[np.ndarray]
@@ -239,6 +240,20 @@ def test_the_critic_goes_first_and_its_values_stay_those_before_the_first_update
     told = [values_T for _, old in critic.seen[1:] for values_T in old]
     for mine_T, theirs_T in zip(told, values, strict=True):
         np.testing.assert_array_equal(mine_T, theirs_T)
+
+
+def test_the_critic_learns_what_the_masks_of_the_step_leave(hf_dir: Path) -> None:
+    stale = [VersionSpan(start=0, length=1, version=-1), VersionSpan(start=1, length=2, version=0)]
+    spans = (*stale, VersionSpan(start=3, length=2, version=3))
+    sample = replace(make_sample("s0", [3, 4, 5, 6, 7], [0, 1, 1, 1, 1]), version_spans=spans)
+    with closing(TorchThread()) as thread:
+        settings = LearnerSettings(max_token_staleness=2)
+        learner = make_learner(hf_dir, thread, make_critic(hf_dir, head=False), settings=settings)
+        (result,) = asyncio.run(learner.train_rollout([sample], rollout_id=3))
+    # all values are 0, so the returns are credit and discounted credit, of the two fresh tokens alone
+    assert result.metrics["train/stale_tokens"] == 2
+    assert result.metrics["train/return_mean"] == pytest.approx((1 + 0.9) / 2)
+    assert result.metrics["train/value_loss"] == pytest.approx((1 + 0.9**2) / 4)
 
 
 def test_a_resumed_run_takes_the_step_that_it_would_have_taken(hf_dir: Path, tmp_path: Path) -> None:

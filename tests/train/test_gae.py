@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -82,6 +83,19 @@ def test_gae_is_its_double_sum_over_the_trained_tokens(
     np.testing.assert_allclose(made.returns[0][kept], np.array(expected) + values_T[kept], rtol=1e-9, atol=1e-9)
     for numbers in (made.advantages, made.returns):
         assert not elsewhere(numbers, kept).any()
+
+
+def test_whitening_leaves_what_the_critic_learns_as_it_is() -> None:
+    samples = [make_sample(f"s{i}", [1] * 4, [0, 1, 0, 1], credit=2.0 * i) for i in range(2)]
+    signals = Signals(values=[np.full(4, 0.5), np.full(4, -0.25)])
+    plain = token_advantages(samples, AdvantageConfig(kind="gae"), signals)
+    white = token_advantages(samples, AdvantageConfig(kind="gae", whiten=True), signals)
+    assert plain.returns is not None and white.returns is not None
+    for mine_T, theirs_T, credit in zip(white.returns, plain.returns, (0.0, 2.0), strict=True):
+        assert mine_T.tolist() == theirs_T.tolist() == [0.0, credit, 0.0, credit]
+    # credit minus value: -0.5 and 2.25, twice each
+    half = 1.375 / (4 * 1.375**2 / 3 + 1e-8) ** 0.5
+    assert [a[1] for a in white.advantages] == [a[3] for a in white.advantages] == pytest.approx([-half, half])
 
 
 def elsewhere(numbers: PerSample, kept: list[int]) -> NDArray:

@@ -18,6 +18,7 @@ from train_tiny import VOCAB, make_sample, random_samples, write_model, write_to
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from silva.train.checkpoint import checkpoint_dir, is_complete, latest_checkpoint
+from silva.train.corrections import TisConfig
 from silva.train.learner import Learner, TorchThread
 from silva.train.losses.clip import ClipConfig
 from silva.train.objective import ObjectiveConfig
@@ -105,7 +106,7 @@ def test_samples_too_long_for_a_row_are_named_in_the_log_and_not_trained(
     assert "session long: its sample ctx" in caplog.text and "9 tokens, a packed row takes 8" in caplog.text
 
 
-def test_failed_sessions_make_steps_smaller_or_fewer() -> None:
+def test_failed_sessions_make_steps_smaller_and_prompts_say_how_many_there_are() -> None:
     settings = TrainerSettings(
         run_dir=Path(),
         first_rollout=0,
@@ -115,9 +116,10 @@ def test_failed_sessions_make_steps_smaller_or_fewer() -> None:
         save_interval=None,
         save_hf=None,
     )
-    assert [settings.steps_of(num) for num in (16, 13, 7, 3, 0)] == [4, 3, 2, 1, 1]
+    of_rollout = ((16, 16), (16, 13), (16, 7), (16, 3), (16, 0), (8, 7), (3, 3))  # slots of the prompts, sessions left
+    assert [settings.steps_of(*numbers) for numbers in of_rollout] == [4, 4, 4, 3, 1, 2, 1]
     told = replace(settings, num_steps=4)
-    assert [told.steps_of(num) for num in (16, 13, 7, 3, 0)] == [4, 4, 4, 3, 1]
+    assert [told.steps_of(*numbers) for numbers in of_rollout] == [4, 4, 4, 3, 1, 4, 3]
 
 
 def test_gradient_equals_finite_differences(tmp_path: Path) -> None:
@@ -176,6 +178,27 @@ def test_with_several_steps_the_old_policy_is_that_before_the_first(hf_dir: Path
     for half in halves:
         by_hand.train_step([samples[i] for i in half], signals=Signals(old=[old[i] for i in half]))
     assert_same_weights(weights_of(trainer), weights_of(by_hand))
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "objective", "passes"),
+    [
+        (1, ObjectiveConfig(), 1),
+        (1, ObjectiveConfig(tis=TisConfig(), opsm_delta=0.1), 1),  # both go by the log-probs of that very pass
+        (3, ObjectiveConfig(), 6),
+        (3, ObjectiveConfig(rollout_as_old=True), 3),
+    ],
+)
+def test_a_lone_step_passes_the_model_once(
+    hf_dir: Path, num_steps: int, objective: ObjectiveConfig, passes: int
+) -> None:
+    trainer = make_trainer(hf_dir, micro_batch_size=100, objective=objective)
+    seen: list[int] = []
+    handle = trainer.model.register_forward_pre_hook(lambda *_: seen.append(1))
+    with closing(TorchThread()) as thread:
+        asyncio.run(Learner(trainer, thread).train_rollout(random_samples(6, 6), rollout_id=0, num_steps=num_steps))
+    handle.remove()
+    assert len(seen) == passes
 
 
 def test_credit_moves_probability_to_what_was_good(hf_dir: Path) -> None:

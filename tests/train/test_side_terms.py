@@ -17,6 +17,7 @@ from train_tiny import make_sample, random_samples, write_model
 from transformers import AutoModelForCausalLM
 
 from silva.train.advantages import AdvantageConfig
+from silva.train.corrections import TisConfig
 from silva.train.learner import Learner, LocalScorer, TorchThread
 from silva.train.losses.distillation import distillation
 from silva.train.losses.kl import KlLossConfig, KlType, kl_estimate
@@ -131,6 +132,43 @@ def test_gradient_of_the_kl_term_equals_finite_differences(kind: KlType, unbiase
         eps=1e-7,
         atol=1e-6,
     )
+
+
+@pytest.mark.parametrize("by", ["opsm", "tis", "function"])
+def test_what_is_rejected_keeps_its_side_terms(by: str) -> None:
+    new_N = float64([-1.0, -2.0, -0.5, -1.5]).requires_grad_()
+    entropy_N = float64([1.0, 2.0, 3.0, 4.0]).requires_grad_()
+    rollout_N = float64([-1.0, -2.0, 1.5, 0.5])  # the second sequence is two further off, a token
+    config = ObjectiveConfig(kl=KlLossConfig(coef=0.3, kind="k2"), entropy_coef=0.1, opd_coef=0.2)
+    extra: dict[str, Any] = {}
+    if by == "opsm":
+        config = replace(config, opsm_delta=1.0)
+    elif by == "tis":
+        config = replace(config, tis=TisConfig(level="geometric", mode="mask", low=0.5))
+    else:
+        extra = {"tis_weights_N": float64([1.0, 1.0, 0.0, 0.0])}
+    tokens = row_tokens(
+        new_N,
+        entropy_N=entropy_N,
+        rollout_N=rollout_N,
+        old_N=new_N.detach(),
+        advantages_N=float64([1.0, 1.0, -1.0, -1.0]),
+        credits_N=float64([1.0, 1.0, -1.0, -1.0]),
+        weights_N=float64([0.25] * 4),
+        sequence_N=torch.tensor([0, 0, 1, 1]),
+        reference_N=new_N.detach() - float64([0.1, 0.2, 0.3, 0.4]),
+        teacher_N=new_N.detach() - float64([0.5, 0.6, 0.7, 0.8]),
+        **extra,
+    )
+    loss, sums = row_loss(tokens, config)
+    loss.backward()
+    assert float(sums["kept"]) == 2 and new_N.grad is not None and entropy_N.grad is not None
+    policy_N = float64([-1.0, -1.0, 0.0, 0.0])  # in value and gradient: the ratio is 1
+    side_N = 0.3 * float64([0.1, 0.2, 0.3, 0.4]) + 0.2 * float64([0.5, 0.6, 0.7, 0.8])  # gradients
+    torch.testing.assert_close(new_N.grad, 0.25 * (policy_N + side_N))
+    torch.testing.assert_close(entropy_N.grad, torch.full_like(new_N, -0.025))
+    kl, entropy, opd = 0.3 * 0.30 / 2, 0.1 * 10.0, 0.2 * -(0.5 + 1.2 + 0.35 + 1.2)
+    assert loss.item() == pytest.approx(0.25 * (-2 + kl - entropy + opd))
 
 
 def test_what_the_teacher_did_not_score_has_no_term_and_no_gradient() -> None:
@@ -330,6 +368,8 @@ def test_a_sample_that_the_reference_cannot_score_is_not_trained_and_the_run_goe
     assert not result.skipped and result.metrics["train/reference_unscored"] == 1
     assert result.num_trainable == 4 and result.metrics["train/empty_sessions"] == 1
     assert all(math.isfinite(value) for value in result.metrics.values())
+    if how == "reward":  # its mean is over what is left, whose reference is the policy itself
+        assert result.metrics["train/kl_reward"] == pytest.approx(0, abs=1e-6)
     assert f"session s2 is not trained: the reference model gives its token 3 (id 6) the log-prob {bad}" in caplog.text
     (result,) = rollout(trainer, samples, reference=Fixed(scores, *((i, 1, bad) for i in range(3))))
     assert result.reason == "no_trainable_tokens" and result.metrics["train/reference_unscored"] == 3

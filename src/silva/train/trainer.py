@@ -18,7 +18,7 @@ from silva.rollout.evaluate import Evaluator
 from silva.rollout.groups import GroupResult
 from silva.rollout.metrics import rollout_metrics, staleness_metrics
 from silva.rollout.report import StepReport
-from silva.rollout.tally import StepGroups
+from silva.rollout.tally import StepGroups, tally
 from silva.state.lineage import SharedPrefix
 from silva.store.ledger import RunLedger
 from silva.store.metrics import MetricsWriter
@@ -55,11 +55,15 @@ class TrainerSettings:
     shared_prefix: SharedPrefix = "once"
     keep_checkpoints: int = 2
 
-    def steps_of(self, num_sessions: int) -> int:
-        """Optimizer steps on a rollout that yielded so many sessions: failures make them fewer or smaller."""
-        if self.num_steps is not None:
-            return max(1, min(self.num_steps, num_sessions))
-        return 1 if self.global_batch_size is None else max(1, round(num_sessions / self.global_batch_size))
+    def steps_of(self, num_slots: int, num_sessions: int) -> int:
+        """Optimizer steps on a rollout whose prompts had so many slots, of which so many sessions are trained.
+
+        Failed sessions make the steps smaller; fewer only where there would be less than a session for each.
+        """
+        steps = self.num_steps
+        if steps is None:
+            steps = 1 if self.global_batch_size is None else round(num_slots / self.global_batch_size)
+        return max(1, min(steps, num_sessions))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +163,7 @@ class Trainer:
         samples = [sample for group in groups for sample in group.samples]
         credited, stats = self._credit(samples)
         assert not stats.rejected, f"rewards were checked when the sessions ended: {stats.rejected}"
-        update = await self._update(rollout_id, credited)
+        update = await self._update(rollout_id, groups, credited)
         trained_s = time.monotonic()
         self._write_ledger(rollout_id, groups, credited)
         values = {
@@ -178,13 +182,14 @@ class Trainer:
         self._say(_step_line(rollout_id, values, update.results))
         return True
 
-    async def _update(self, rollout_id: int, credited: list[TrainingSample]) -> _Update:
+    async def _update(self, rollout_id: int, groups: list[GroupResult], credited: list[TrainingSample]) -> _Update:
         """The optimizer steps of one rollout, and the new weights to the engine."""
         learner = self._learner
         if learner is None:
             return _Update(trained=credited)
         trained, num_too_long = learner.policy.leave_out_too_long(credited)
-        num_steps = self._settings.steps_of(len({sample.session_id for sample in trained}))
+        num_slots = sum(group.num_sessions + group.num_failed for group in map(tally, groups))
+        num_steps = self._settings.steps_of(num_slots, len({sample.session_id for sample in trained}))
         results = await learner.train_rollout(trained, rollout_id=rollout_id, num_steps=num_steps)
         if self._engine is not None:
             await self._engine.load_weights(await learner.weights_for_engine(), version=rollout_id + 1)
