@@ -24,13 +24,12 @@ def test_a_run_that_is_done_does_nothing_more(tmp_path: Path) -> None:
             first_rollout=first,
             num_rollout=4,
             global_batch_size=None,
-            std_normalization=True,
             eval_interval=1,
             save_interval=1,
             save_hf=tmp_path / "out",
         )
         trainer = Trainer(
-            policy=None,
+            learner=None,
             engine=None,
             source=Untouched(),
             evaluator=None,

@@ -18,7 +18,8 @@ if TYPE_CHECKING:  # they import torch
     from silva.train.advantages import AdvantageConfig
     from silva.train.corrections import TisLevel, TisMode
     from silva.train.critic import CriticConfig
-    from silva.train.learner import Learner, TorchThread, WeighTokens
+    from silva.train.custom_tis import CustomTis
+    from silva.train.learner import Learner, TorchThread
     from silva.train.losses.kl import KlType
     from silva.train.objective import ObjectiveConfig
     from silva.train.packed_model import Dtype
@@ -35,7 +36,7 @@ async def build_learner(
     stack: AsyncExitStack,
     *,
     num_rollout: int | None,
-    weigh_tokens: WeighTokens | None = None,
+    weigh_tokens: CustomTis | None = None,
 ) -> Learner:
     """The learner of a run with `num_rollout` rollout steps (None: it is not known how many).
 

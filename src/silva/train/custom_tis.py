@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from silva.train.packing import trainable
+from silva.train.packing import trainable_masks
 from silva.train.signals import Masks, PerSample, TokenWeights
 from silva.types.errors import RunStopped, SilvaError
 from silva.types.rollout import TrainingSample
@@ -29,7 +29,7 @@ class _WrongWeights(SilvaError):
 
 
 class CustomTis:
-    """Asks a function of the user once a sequence (a context), with its trainable tokens alone; as `WeighTokens`.
+    """Asks a function of the user once a sequence (a context), with its trainable tokens alone.
 
     `failed` are the errors by which the function tells that it gave no value. A sequence without usable weights has
     weight 0 throughout and is named in the log; where that befalls all of a step, RunStopped. Other errors pass.
@@ -51,8 +51,9 @@ class CustomTis:
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def __call__(self, samples: Sequence[TrainingSample], old: PerSample, masks: Masks) -> TokenWeights:
+        """Weights from the log-probs `old` under the old policy, one array a sample."""
         weights = [np.zeros(len(sample.token_ids)) for sample in samples]
-        masks_T = [trainable(sample, mask) for sample, mask in zip(samples, masks, strict=True)]
+        masks_T = trainable_masks(samples, masks)
         asked = [i for i, mask_T in enumerate(masks_T) if mask_T.any()]
         async with asyncio.TaskGroup() as tasks:
             calls = [
