@@ -22,6 +22,7 @@ from silva.train.corrections import TisConfig
 from silva.train.learner import Learner, TorchThread
 from silva.train.losses.clip import ClipConfig
 from silva.train.objective import ObjectiveConfig
+from silva.train.optimizer import read_optimizer
 from silva.train.policy import PolicyConfig, PolicyTrainer, StepResult
 from silva.train.signals import Signals
 from silva.train.trainer import TrainerSettings
@@ -387,6 +388,10 @@ def test_a_damaged_optimizer_file_is_seen(hf_dir: Path, tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes() + b"x" * 100)  # the right size, the wrong bytes
     with pytest.raises(SilvaError, match=r"optimizer\.pt"):
         make_trainer(hf_dir).load_checkpoint(tmp_path / "step_000001")
+    for content in ([], {"optimizer": {}}):
+        torch.save(content, file)
+        with pytest.raises(SilvaError, match=r"optimizer\.pt is not of this version"):
+            read_optimizer(tmp_path / "step_000001", trainer.config)
 
 
 def test_a_model_directory_that_cannot_work_is_refused_with_the_reason(hf_dir: Path, tmp_path: Path) -> None:

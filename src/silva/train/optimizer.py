@@ -120,9 +120,12 @@ class ModelTrainer(Generic[ConfigT]):
     def _read_optimizer(self, folder: Path) -> dict[str, Any]:
         """What `_write_optimizer` wrote. Raises SilvaError where it cannot be read."""
         try:
-            return torch.load(folder / OPTIMIZER_FILE, map_location=self.config.torch_device, weights_only=True)
+            saved = torch.load(folder / OPTIMIZER_FILE, map_location=self.config.torch_device, weights_only=True)
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise SilvaError(f"checkpoint {folder}: {OPTIMIZER_FILE} cannot be read: {error}") from error
+        if not isinstance(saved, dict) or not {"optimizer", "num_updates", "skipped_steps"} <= saved.keys():
+            raise SilvaError(f"checkpoint {folder}: {OPTIMIZER_FILE} is not of this version of Silva")
+        return saved
 
     def _restore(self, saved: dict[str, Any]) -> None:
         """Take moments and counters; learning rate and weight decay stay. Raises ValueError on a misfit."""
