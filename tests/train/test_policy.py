@@ -6,6 +6,7 @@ import math
 import threading
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from silva.train.corrections import TisConfig
 from silva.train.learner import Learner, TorchThread
 from silva.train.losses.clip import ClipConfig
 from silva.train.objective import ObjectiveConfig
-from silva.train.optimizer import read_optimizer
 from silva.train.policy import PolicyConfig, PolicyTrainer, StepResult
 from silva.train.signals import Signals
 from silva.train.trainer import TrainerSettings
@@ -389,9 +389,12 @@ def test_a_damaged_optimizer_file_is_seen(hf_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(SilvaError, match=r"optimizer\.pt"):
         make_trainer(hf_dir).load_checkpoint(tmp_path / "step_000001")
     for content in ([], {"optimizer": {}}):
-        torch.save(content, file)
+        write = partial(torch.save, content)
+        trainer.save_checkpoint(
+            tmp_path / "odd", step=1, extra={}, write_more=lambda to, put=write: put(to / file.name)
+        )
         with pytest.raises(SilvaError, match=r"optimizer\.pt is not of this version"):
-            read_optimizer(tmp_path / "step_000001", trainer.config)
+            make_trainer(hf_dir).load_checkpoint(tmp_path / "odd")
 
 
 def test_a_model_directory_that_cannot_work_is_refused_with_the_reason(hf_dir: Path, tmp_path: Path) -> None:
