@@ -397,6 +397,10 @@ def test_a_damaged_optimizer_file_is_seen(hf_dir: Path, tmp_path: Path) -> None:
             make_trainer(hf_dir).load_checkpoint(tmp_path / "odd")
 
 
+def _put(name: str, content: object, folder: Path) -> None:
+    torch.save(content, folder / name)
+
+
 def test_a_model_directory_that_cannot_work_is_refused_with_the_reason(hf_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         PolicyTrainer(tmp_path)
