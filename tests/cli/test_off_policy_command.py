@@ -63,7 +63,9 @@ def command(function: str, *more: str) -> list[str]:
 
 
 def test_a_function_weighs_the_fresh_tokens_of_each_sequence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = command("mine.weigh", "--run-dir", "run", "--max-token-staleness", "0", "--rollout-top-p", "0.9")
+    words = command(
+        "mine.weigh", "--run-dir", "run", "--max-token-staleness", "0", "--rollout-top-p", "0.9", "--use-kl-loss"
+    )
     assert main(["train", *words]) == 0
     first, second = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     # in the second step the stale token, with the log-prob that is refused, is no longer among those that are weighed
@@ -74,14 +76,21 @@ def test_a_function_weighs_the_fresh_tokens_of_each_sequence(folder: Path, capsy
     assert log.count("--use-tis with --rollout-top-p 0.9: tokens were drawn") == 1
     assert "session s0c: its policy loss is left out" in log and "RuntimeError: no weights for this" in log
     assert "weighing 3" in (folder / "run" / "user_code.log").read_text()
-    assert capsys.readouterr().err.count("--use-tis with --rollout-top-p 0.9") == 1
+    told = capsys.readouterr()
+    assert (
+        told.err.count("--use-tis with --rollout-top-p 0.9") == 1 and told.err.count("is measured, but not in the") == 1
+    )
+    (line,) = [line for line in told.out.splitlines() if line.startswith("step 1: ")]
+    shown = {"loss": "loss", "grad norm": "grad_norm", "kl loss": "kl_loss", "tis": "tis"}
+    said = "".join(f"  {label} {second['train/' + name]:.4f}" for label, name in shown.items())
+    assert line.startswith(f"step 1: reward 0.500{said}  sessions 3  ")
 
 
 def test_a_function_that_never_works_stops_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *command("mine.broken", "--run-dir", "run")]) == 1
     told = capsys.readouterr().err
     assert "--custom-tis-function-path gave no weights for any of the 3 sequences of this step" in told
-    assert "mine.broken returned 1 weights for a sequence of 3 trainable tokens" in told
+    assert told.count("mine.broken returned 1 weights for a sequence of 3 trainable tokens") == 1
 
 
 def test_a_function_that_cannot_be_called_is_seen_at_the_start(

@@ -132,7 +132,10 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
         ({"num_steps_per_rollout": 2, "global_batch_size": 2}, "2 and --global-batch-size 2 disagree: of 8 sessions"),
         ({"use_dynamic_batch_size": True}, "needs --max-tokens-per-gpu"),
         ({"max_tokens_per_gpu": 64}, "64 does nothing without --use-dynamic-batch-size"),
-        ({"use_dynamic_batch_size": True, "max_tokens_per_gpu": 64, "micro_batch_size": 2}, "--micro-batch-size 2 con"),
+        (
+            {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 64, "micro_batch_size": 2},
+            r"\(--micro-batch-size 1 where",
+        ),
         (
             {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 63, "rollout_max_context_len": 64},
             "--max-tokens-per-gpu 63 is less than the 64 tokens",

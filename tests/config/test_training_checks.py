@@ -95,7 +95,10 @@ def test_each_algorithm_takes_its_own_options_and_no_others() -> None:
         ({"warmup": 4, "lr_schedule": "cosine"}, "--warmup 4 leaves --lr-schedule cosine none of the 4 rollout steps"),
         ({"min_lr": 1e-9}, "--min-lr 1e-09 does nothing with --lr-schedule constant"),
         ({"lr_schedule": "cosine", "min_lr": 1e-6}, "--min-lr 1e-06 is not below --lr 1e-06"),
-        ({"calculate_per_token_loss": True, "loss_reduction": "session_mean"}, "contradicts --loss-reduction session"),
+        (
+            {"calculate_per_token_loss": True, "loss_reduction": "session_mean"},
+            "session_mean; .*--no-calculate-per-token-loss where a file",
+        ),
         ({"loss_reduction": "seq_mean_token_sum_norm"}, "divides by --rollout-max-response-len, which is not set"),
         ({"n_samples_per_prompt": 1}, "grpo with --n-samples-per-prompt 1 trains nothing"),
         ({"n_samples_per_prompt": 1, "advantage_estimator": "maxrl"}, "maxrl with --n-samples-per-prompt 1"),
@@ -202,7 +205,12 @@ def built(config: RunConfig) -> tuple[object, ...]:
     [
         ({**TIS, "rollout_top_p": 0.9}, r"--use-tis with --rollout-top-p 0\.9: "),
         ({**TIS, "rollout_top_k": 5, "rollout_top_p": 0.9}, "--rollout-top-p 0.9 and --rollout-top-k 5"),
-        ({"kl_coef": 0.1, "kl_loss_coef": 0.2, "use_kl_loss": True, **PPO}, "--kl-coef 0.1 and --kl-loss-coef 0.2"),
+        (
+            {"kl_coef": 0.1, "kl_loss_coef": 0.2, "use_kl_loss": True, "kl_loss_type": "k2", **PPO},
+            "--kl-coef 0.1 and --kl-loss-coef 0.2",
+        ),
+        ({"use_kl_loss": True}, "--kl-loss-coef 0: .* measured, but not in the loss"),
+        ({"use_kl_loss": True, "kl_loss_coef": 0.1}, "--kl-loss-type k1 has no gradient in the mean"),
         ({"lr": 0.0}, "--lr 0"),
     ],
 )
@@ -213,7 +221,15 @@ def test_what_is_likely_not_meant_is_told(values: dict[str, Any], part: str) -> 
 
 
 @pytest.mark.parametrize(
-    "values", [{}, TIS, {"rollout_top_p": 0.9}, {**TIS, "rollout_top_k": 1, "rollout_temperature": 0.0}]
+    "values",
+    [
+        {},
+        TIS,
+        {"rollout_top_p": 0.9},
+        {**TIS, "rollout_top_k": 1, "rollout_temperature": 0.0},
+        {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl"},
+        {"use_kl_loss": True, "kl_loss_coef": 0.1, "use_unbiased_kl": True},
+    ],
 )
 def test_nothing_is_told_where_all_is_well(values: dict[str, Any]) -> None:
     assert training_warnings(live(**values)) == []

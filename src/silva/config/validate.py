@@ -223,7 +223,8 @@ def _check_packing(config: RunConfig) -> None:
     if config.use_dynamic_batch_size and config.micro_batch_size != 1:
         raise ConfigError(
             f"--micro-batch-size {config.micro_batch_size} contradicts --use-dynamic-batch-size, where "
-            "--max-tokens-per-gpu says how many samples a row holds; leave one out"
+            "--max-tokens-per-gpu says how many samples a row holds; leave one out (--micro-batch-size 1 where a file "
+            "sets it)"
         )
     if config.rollout_max_context_len is not None:
         check_token_budget(config, config.rollout_max_context_len, "--rollout-max-context-len")

@@ -121,6 +121,15 @@ def training_warnings(config: RunConfig) -> list[str]:
             f"{_shown(config, 'kl_coef')} and {_shown(config, 'kl_loss_coef')}: the KL to the reference model counts "
             "twice, in the rewards of tokens and in the loss"
         )
+    if config.use_kl_loss and not config.kl_loss_coef:
+        told.append(
+            "--use-kl-loss with --kl-loss-coef 0: the KL to the reference model is measured, but not in the loss"
+        )
+    if config.kl_loss_coef and config.kl_loss_type == "k1" and not config.use_unbiased_kl:
+        told.append(
+            "--kl-loss-type k1 has no gradient in the mean, so it does not hold the policy near the reference model; "
+            "take k2 or k3, or add --use-unbiased-kl"
+        )
     if config.lr == 0:
         told.append("--lr 0: steps are measured, but the policy stays as it is")
     return told
@@ -214,7 +223,10 @@ def _check_schedule(config: RunConfig) -> None:
 def _check_reduction(config: RunConfig) -> None:
     reduction = config.loss_reduction
     if config.calculate_per_token_loss and reduction not in (None, "per_token"):
-        raise ConfigError(f"--calculate-per-token-loss contradicts --loss-reduction {reduction}; leave one out")
+        raise ConfigError(
+            f"--calculate-per-token-loss contradicts --loss-reduction {reduction}; leave one out "
+            "(--no-calculate-per-token-loss where a file sets it)"
+        )
     if reduction == "seq_mean_token_sum_norm" and config.rollout_max_response_len is None:
         raise ConfigError(f"--loss-reduction {reduction} divides by --rollout-max-response-len, which is not set")
 

@@ -60,19 +60,18 @@ class CustomTis:
                 tasks.create_task(self._weigh(old[i][masks_T[i]], np.asarray(samples[i].logprobs)[masks_T[i]]))
                 for i in asked
             ]
-        problems: list[SilvaError] = []
-        for i, call in zip(asked, calls, strict=True):
-            made = call.result()
-            if isinstance(made, SilvaError):
-                problems.append(made)
-                log.warning("%s: its policy loss is left out, since it has no weights: %s", samples[i].place, made)
-            else:
-                weights[i][masks_T[i]] = made
+        made = {i: call.result() for i, call in zip(asked, calls, strict=True)}
+        problems = {i: result for i, result in made.items() if isinstance(result, SilvaError)}
         if problems and len(problems) == len(asked):
             raise RunStopped(
                 f"--custom-tis-function-path gave no weights for any of the {len(asked)} sequences of this step; the "
-                f"first: {problems[0]}"
+                f"first: {problems[asked[0]]}"
             )
+        for i, result in made.items():
+            if isinstance(result, SilvaError):
+                log.warning("%s: its policy loss is left out, since it has no weights: %s", samples[i].place, result)
+            else:
+                weights[i][masks_T[i]] = result
         return TokenWeights(weights=weights, num_failed=len(problems))
 
     async def _weigh(

@@ -250,14 +250,25 @@ def mean_metrics(results: list[StepResult]) -> dict[str, float]:
     return means
 
 
+_STEP_LINE = {
+    "train/loss": "loss",
+    "train/value_loss": "value loss",
+    "train/grad_norm": "grad norm",
+    "train/kl_loss": "kl loss",
+    "train/kl_reward": "kl reward",
+    "train/opd_kl": "teacher kl",
+    "train/tis": "tis",
+}
+"""What the line of a step shows of the metrics of training, where the step has them, and how it is called there."""
+
+
 def _step_line(rollout_id: int, values: dict[str, float], results: list[StepResult]) -> str:
     skipped = [result.reason for result in results if result.reason is not None]
     note = f"  skipped: {', '.join(skipped)}" if skipped else ""
-    loss = f"  loss {values['train/loss']:.4f}" if "train/loss" in values else ""
-    loss += f"  value loss {values['train/value_loss']:.4f}" if "train/value_loss" in values else ""
+    learned = "".join(f"  {label} {values[name]:.4f}" for name, label in _STEP_LINE.items() if name in values)
     train = f"  train {values['perf/train_s']:.1f} s" if results else ""
     reward = f"{values['rollout/raw_reward']:.3f}" if "rollout/raw_reward" in values else "none"
     return (
-        f"step {rollout_id}: reward {reward}{loss}  "
+        f"step {rollout_id}: reward {reward}{learned}  "
         f"sessions {values['rollout/num_sessions']:.0f}  rollout {values['perf/rollout_s']:.1f} s{train}{note}"
     )
