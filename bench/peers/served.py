@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +37,18 @@ def tensors(job: Job) -> types.SimpleNamespace:
         else:
             out[name] = torch.tensor(array, dtype=job.dtype if array.dtype.kind in "fb" else None)
     return types.SimpleNamespace(**out)
+
+
+def of_logits(part: str, compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[Job], dict]:
+    """A job: `compute(logits_NV, targets_N)` [N] of the case as `part`, and the gradient of its sum."""
+
+    def run(job: Job) -> dict:
+        logits = torch.tensor(job.case["logits"]).requires_grad_()
+        value = compute(logits, torch.tensor(job.case["targets"]))
+        (grad,) = torch.autograd.grad(value.sum(), logits)
+        return {part: value, "grad": grad}
+
+    return run
 
 
 def serve(functions: dict) -> None:

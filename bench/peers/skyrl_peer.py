@@ -15,7 +15,7 @@ import typing_extensions
 typing.TypedDict = typing_extensions.TypedDict  # pydantic wants this one below Python 3.12
 
 from loguru import logger  # noqa: E402
-from served import Job, serve, tensors  # noqa: E402
+from served import Job, of_logits, serve, tensors  # noqa: E402
 from skyrl.backends.skyrl_train.utils import (  # noqa: E402
     off_policy_correction_utils,
     ppo_utils,
@@ -170,20 +170,6 @@ def importance_weights(job: Job):
     return {"weights": weights, "kept": (mask != 0).double()}
 
 
-def entropy(job: Job):
-    logits = torch.tensor(job.case["logits"]).requires_grad_()
-    value = torch_utils.chunked_entropy_from_logits(logits.unsqueeze(0), requires_grad=True)[0]
-    (grad,) = torch.autograd.grad(value.sum(), logits)
-    return {"entropy": value, "grad": grad}
-
-
-def logprobs(job: Job):
-    logits = torch.tensor(job.case["logits"]).requires_grad_()
-    value = torch_utils.logprobs_from_logits(logits.unsqueeze(0), torch.tensor(job.case["targets"]).unsqueeze(0))[0]
-    (grad,) = torch.autograd.grad(value.sum(), logits)
-    return {"logprobs": value, "grad": grad}
-
-
 JOBS = {
     **{f"advantage/{name}": advantage(name) for name in ("grpo", "rloo", "reinforce++", "gae", "maxrl")},
     **{f"loss/{name}": policy_loss(name) for name in ("regular", "dual_clip", "gspo", "cispo", "sapo")},
@@ -194,8 +180,14 @@ JOBS = {
     "whiten": whiten,
     "batch_normalize": batch_normalize,
     "importance_weights": importance_weights,
-    "entropy": entropy,
-    "logprobs": logprobs,
+    "entropy": of_logits(
+        "entropy",
+        lambda logits, _: torch_utils.chunked_entropy_from_logits(logits.unsqueeze(0), requires_grad=True)[0],
+    ),
+    "logprobs": of_logits(
+        "logprobs",
+        lambda logits, targets: torch_utils.logprobs_from_logits(logits.unsqueeze(0), targets.unsqueeze(0))[0],
+    ),
 }
 
 serve(JOBS)

@@ -12,7 +12,7 @@ import types
 from collections import defaultdict
 
 import torch
-from served import Job, serve, tensors
+from served import Job, of_logits, serve, tensors
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_trainer import RLOOTrainer
 from trl.trainer.utils import entropy_from_logits, selective_log_softmax
@@ -277,20 +277,6 @@ def reduction(job: Job):
     return {"scalar": total}
 
 
-def entropy(job: Job):
-    logits = torch.tensor(job.case["logits"]).requires_grad_()
-    value = entropy_from_logits(logits)
-    (grad,) = torch.autograd.grad(value.sum(), logits)
-    return {"entropy": value, "grad": grad}
-
-
-def logprobs(job: Job):
-    logits = torch.tensor(job.case["logits"]).requires_grad_()
-    value = selective_log_softmax(logits, torch.tensor(job.case["targets"]))
-    (grad,) = torch.autograd.grad(value.sum(), logits)
-    return {"logprobs": value, "grad": grad}
-
-
 JOBS = {
     "advantages": advantages,
     "advantages_rloo": advantages_rloo,
@@ -300,8 +286,8 @@ JOBS = {
     "kl": kl,
     "off_policy_mask": off_policy_mask,
     "reduction": reduction,
-    "entropy": entropy,
-    "logprobs": logprobs,
+    "entropy": of_logits("entropy", lambda logits, _: entropy_from_logits(logits)),
+    "logprobs": of_logits("logprobs", selective_log_softmax),
 }
 
 serve(JOBS)

@@ -6,7 +6,7 @@ import types
 
 import torch
 import verl.utils.torch_functional as verl_F
-from served import Job, serve, tensors
+from served import Job, of_logits, serve, tensors
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.workers.config import ActorConfig
 
@@ -145,20 +145,6 @@ def rejection(job: Job):
     return {"kept": mask}
 
 
-def entropy(job: Job):
-    logits = torch.tensor(job.case["logits"]).requires_grad_()
-    value = verl_F.entropy_from_logits(logits)
-    (grad,) = torch.autograd.grad(value.sum(), logits)
-    return {"entropy": value, "grad": grad}
-
-
-def logprobs(job: Job):
-    logits = torch.tensor(job.case["logits"]).requires_grad_()
-    value = verl_F.logprobs_from_logits(logits.unsqueeze(0), torch.tensor(job.case["targets"]).unsqueeze(0))[0]
-    (grad,) = torch.autograd.grad(value.sum(), logits)
-    return {"logprobs": value, "grad": grad}
-
-
 JOBS = {
     **{
         f"advantage/{name}": advantage(name)
@@ -179,8 +165,10 @@ JOBS = {
     "whiten": whiten,
     "importance_weights": importance_weights,
     "rejection": rejection,
-    "entropy": entropy,
-    "logprobs": logprobs,
+    "entropy": of_logits("entropy", lambda logits, _: verl_F.entropy_from_logits(logits)),
+    "logprobs": of_logits(
+        "logprobs", lambda logits, targets: verl_F.logprobs_from_logits(logits.unsqueeze(0), targets.unsqueeze(0))[0]
+    ),
 }
 
 serve(JOBS)

@@ -44,7 +44,7 @@ if os.fork() == 0:
     while True:
         try:
             ask(messages)
-        except urllib.error.HTTPError as error:
+        except HTTPError as error:
             open("told.part", "w").write(f"{error.code} {error.headers['x-should-retry']}")
             os.rename("told.part", "told")
             time.sleep(600)

@@ -80,11 +80,9 @@ if n == 4:
 if n == 5:
     ask([{"role": "user", "content": "x" * 10_000_000}])
 if n == 6:
-    url = os.environ["RELAX_BASE_URL"].rstrip("/") + "/v1/chat/completions"
-    headers = {"Authorization": "Bearer " + os.environ["RELAX_SESSION_ID"]}
     try:
-        urllib.request.urlopen(urllib.request.Request(url, b'{"messages": "\\xff\\xfe"}', headers))
-    except urllib.error.HTTPError as error:
+        post(b'{"messages": "\\xff\\xfe"}')
+    except HTTPError as error:
         assert error.code == 400, error.code
     ask(messages); give({"reward": 0.5}); sys.exit(0)
 if n == 7: ask(messages); ask(messages); give({"reward": 1.0}); sys.exit(0)
@@ -93,7 +91,7 @@ if n == 9: ask(messages); give({"metadata": {"x": 1}}); sys.exit(0)
 if n == 12:
     try:
         ask([])
-    except urllib.error.HTTPError:
+    except HTTPError:
         sys.exit(0)
 if n == 10: print("last words", flush=True); os.kill(os.getpid(), 9)
 ask(messages); give({"reward": 1.0})

@@ -129,8 +129,13 @@ def test_the_reference_stays_the_start_model_in_a_resumed_run(model_dir: Path, t
     assert metrics["train/kl_loss"] == metrics["train/opd_kl"] == 0 and num_models == 1
     metrics, _ = asyncio.run(life(tmp_path / "step_000001"))
     assert abs(metrics["train/kl_loss"]) > 1e-4
-    # other weights in the folder make another reference: it is that folder which is read, not the checkpoint
+    # other weights in that folder would be another reference, without a sign
     shutil.copy(tmp_path / "step_000001" / "model.safetensors", start)
+    with pytest.raises(ConfigError, match=f"{start} holds another model than when .*step_000001 was written"):
+        asyncio.run(life(tmp_path / "step_000001"))
+    # in another folder it is what was asked for
+    start = copy_of(start, tmp_path / "start2")
+    config = replace(config, ref_load=str(start), opd_teacher=str(start))
     metrics, _ = asyncio.run(life(tmp_path / "step_000001"))
     assert metrics["train/kl_loss"] == 0
 

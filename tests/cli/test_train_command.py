@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import sqlite3
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -82,12 +81,6 @@ def all_hang(tmp_path: Path) -> None:
     eventually(lambda: len(list(tmp_path.glob("hanging-*"))) == 6)
 
 
-def ends(run_dir: Path) -> Counter[str]:
-    """Sessions of training by status and reason."""
-    sessions = [item for item in show(run_dir)["sessions"] if item["mode"] == "train"]
-    return Counter(f"{item['status']} {item['reason'] or ''}".strip() for item in sessions)
-
-
 def test_train_eval_save_kill_nine_in_mid_step_and_resume(tmp_path: Path, model_dir: Path) -> None:
     """Three lives of one run: two whole steps; one step more and a kill in the next; the rest."""
     import torch
@@ -136,7 +129,11 @@ def test_train_eval_save_kill_nine_in_mid_step_and_resume(tmp_path: Path, model_
     rates = [0.0005, 0.001, sum(falls[:2]) / 2, sum(falls[2:]) / 2]
     assert [line["train/lr"] for line in steps] == pytest.approx(rates)
     assert trained_rows(tmp_path / "run") == list(range(8))
-    assert ends(tmp_path / "run") == {"exported": 24, "cancelled interrupted": 6}
+    assert show(tmp_path / "run")["counts"]["prompts"] == {"trained": {"none": 8}}
+    assert show(tmp_path / "run")["counts"]["sessions"] == {
+        "exported": {"none": 24},
+        "cancelled": {"interrupted": 6},
+    }
     versions = set()
     for item in show(tmp_path / "run")["sessions"]:
         for node in show_nodes(tmp_path / "run", item["session_id"]):
@@ -182,8 +179,9 @@ def test_kill_nine_of_the_runner_in_mid_step(tmp_path: Path, chatml_dir: Path) -
     assert marked_processes(tmp_path / "run") == []
     with open_run(tmp_path / "run") as conn:
         check_ledgers(conn, finished=True)
-    assert show(tmp_path / "run")["counts"]["prompts"] == {"delivered": {"none": 4}}
-    assert ends(tmp_path / "run") == {"exported": 12, "failed runner_lost": 6}
+    counts = show(tmp_path / "run")["counts"]
+    assert counts["prompts"] == {"delivered": {"none": 4}}
+    assert counts["sessions"] == {"exported": {"none": 12}, "failed": {"runner_lost": 6}}
 
 
 def test_term_ends_a_run_in_order_and_resume_needs_its_data(tmp_path: Path, model_dir: Path) -> None:
@@ -193,7 +191,10 @@ def test_term_ends_a_run_in_order_and_resume_needs_its_data(tmp_path: Path, mode
         assert stop(process) == 128 + signal.SIGTERM
     assert "starts over, since no checkpoint was written" in (tmp_path / "stderr").read_text()
     assert marked_processes(tmp_path / "run") == []
-    assert ends(tmp_path / "run") == {"exported": 6, "cancelled run_stopped": 6}
+    assert show(tmp_path / "run")["counts"]["sessions"] == {
+        "exported": {"none": 6},
+        "cancelled": {"run_stopped": 6},
+    }
     with open_run(tmp_path / "run") as conn:
         check_ledgers(conn, finished=True)
     write_rows(tmp_path / "rows.jsonl", 2)

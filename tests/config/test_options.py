@@ -62,6 +62,10 @@ def test_resolved_options_survive_their_own_file(tmp_path: Path) -> None:
         (["--lr", "fast"], "must be a number"),
         (["--lr", "nan"], "finite"),
         (["--lr", "-1"], "at least 0"),
+        (["--ref-load", "a\0b"], "in UTF-8 without NUL"),
+        (["--agent-env", "A=1", "B=\udcff"], "in UTF-8 without NUL"),
+        (["--eps-clip-high", "1e31"], r"is 1e\+31; its magnitude must be at most 1e\+30"),
+        (["--seed", "9223372036854775808"], "its magnitude must be at most 9223372036854775807"),
         (["--rollout-batch-size", "0"], "at least 1"),
         (["--rollout-batch-size", "2.5"], "whole number"),
         (["--rollout-top-p", "0"], "above 0"),
@@ -100,6 +104,10 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("lr = = 3\n")
     with pytest.raises(ConfigError, match=r"run\.toml is not valid TOML"):
         parse("--config", str(tmp_path / "run.toml"))
+    for digits, part in ((400, "--lr is 1000.*; it must be a finite number"), (5000, r"run\.toml is not valid TOML")):
+        (tmp_path / "run.toml").write_text("lr = 1" + "0" * digits)
+        with pytest.raises(ConfigError, match=part):
+            parse("--config", str(tmp_path / "run.toml"))
 
 
 @pytest.mark.parametrize(
@@ -141,6 +149,13 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
         ({"engine_log": "x"}, "--engine is torch"),
         ({"save_debug_rollout_data": "x.jsonl"}, "rollout_id"),
         ({"rollout_top_k": 0}, "no token"),
+        ({"rollout_temperature": 1e-9}, "--rollout-temperature is 1e-09; it must be 0, .* or at least 0.001"),
+        ({"eval_temperature": 9e-4}, "--eval-temperature is 0.0009; it must be 0"),
+        (
+            {"save_hf": "x/../model"},
+            "--save-hf x/../model is the folder of --hf-checkpoint, which would be overwritten",
+        ),
+        ({"save_hf": "r", "ref_load": "r", "use_kl_loss": True}, "is the folder of --ref-load"),
         ({"rollout_max_response_len": 64, "rollout_max_context_len": 64}, "no room"),
         ({"agent_start_timeout": 10.0, "agent_timeout": 5.0}, "longer than"),
         ({"calculate_per_token_loss": True, "loss_reduction": "session_mean"}, "contradicts"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from spans import responses_of
 
@@ -33,6 +33,7 @@ def credits_of(samples: list[TrainingSample]) -> dict[str, float | None]:
     return {sample.session_id: sample.credit for sample in assign_group_credit(samples)[0]}
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_credit_depends_on_group_ids_and_never_on_positions(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))

@@ -83,6 +83,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("loss_mask", [2] * 12, r"loss_mask\[0\] is 2; it must be 0 or 1"),
     ("loss_mask", "1", "loss_mask is '1'; it must be a list"),
     ("logprobs", ["NaN"] * 12, r"logprobs\[0\] is 'NaN'; it must be a finite number"),
+    ("logprobs", [-3.5e38] * 12, r"logprobs\[0\] is -3.5e\+38; a log-prob lies between -3.4e\+38 and 0"),
+    ("logprobs", [0.5] * 12, r"logprobs\[0\] is 0.5; a log-prob lies"),
     ("weight_spans", [[0, 12]], "must be a list of three"),
     ("weight_spans", [[0, 9, 1]], "span"),
     ("weight_spans", [[0, 11, -1]], "none of them names the weights"),

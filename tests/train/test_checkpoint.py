@@ -56,7 +56,9 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path) == tmp_path / "step_000010"
 
 
-@pytest.mark.parametrize("damage", ["shorter", "gone", "state gone", "state broken", "state of another format"])
+@pytest.mark.parametrize(
+    "damage", ["shorter", "gone", "state gone", "state broken", "state of another format", "no extra"]
+)
 def test_a_checkpoint_that_is_not_whole_is_refused_with_the_reason(tmp_path: Path, damage: str) -> None:
     target = save(tmp_path, 1)
     state, file = target / STATE_FILE, target / "sub" / "more.json"
@@ -68,6 +70,8 @@ def test_a_checkpoint_that_is_not_whole_is_refused_with_the_reason(tmp_path: Pat
         state.unlink()
     elif damage == "state broken":
         state.write_text(state.read_text()[:20])
+    elif damage == "no extra":
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"extra": None}))
     else:
         state.write_text(json.dumps({"format": 2}))
     assert not is_complete(target)

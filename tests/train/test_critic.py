@@ -283,8 +283,11 @@ def test_a_resumed_run_takes_the_step_that_it_would_have_taken(hf_dir: Path, tmp
 
 def test_a_checkpoint_without_a_critic_or_with_another_is_refused(hf_dir: Path, tmp_path: Path) -> None:
     critic = make_critic(hf_dir)
-    with pytest.raises(SilvaError, match=r"step_000001 holds no critic.* with --hf-checkpoint .*step_000001"):
-        critic.load(tmp_path / "step_000001" / "critic")
+    with closing(TorchThread()) as thread:
+        learner = make_learner(hf_dir, thread, critic)
+        learner.policy.save_checkpoint(tmp_path / "step_000001", step=1, extra={})
+        with pytest.raises(ConfigError, match=r"step_000001 holds no critic.* with --hf-checkpoint .*step_000001"):
+            asyncio.run(learner.load_checkpoint(tmp_path / "step_000001"))
     critic.save(tmp_path / "critic")
     other = write_model(tmp_path / "other")
     with pytest.raises(SilvaError, match="does not fit a critic made from"):

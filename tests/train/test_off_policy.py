@@ -22,7 +22,7 @@ from silva.train.custom_tis import CustomTis, read_weights
 from silva.train.learner import Learner, LearnerSettings, TorchThread
 from silva.train.objective import ObjectiveConfig
 from silva.train.policy import StepResult
-from silva.types.errors import ConfigError, RunStopped, SilvaError
+from silva.types.errors import RunStopped, SilvaError
 from silva.types.generation import VersionSpan
 from silva.types.rollout import TrainingSample
 
@@ -223,19 +223,3 @@ def test_recorded_logprobs_as_those_of_the_old_policy(hf_dir: Path) -> None:
     assert [one.metrics["train/pg_clipfrac"] for one in results] == [0, 0, 1]
     assert results[2].metrics["train/ppo_kl"] == pytest.approx(-2.0, rel=1e-5)
     assert results[2].metrics["train/rollout_logprob_abs_diff"] == pytest.approx(2.0, rel=1e-5)
-
-
-def test_a_checkpoint_without_a_critic_is_not_one_to_go_on_from_with_a_critic(hf_dir: Path, tmp_path: Path) -> None:
-    class NoCritic:
-        """Never asked for anything."""
-
-    trainer = make_trainer(hf_dir, ObjectiveConfig())
-    trainer.save_checkpoint(tmp_path / "step_000001", step=1, extra={})
-
-    async def resume() -> None:
-        with closing(TorchThread()) as thread:
-            critic: Any = NoCritic()
-            await Learner(trainer, thread, critic=critic).load_checkpoint(tmp_path / "step_000001")
-
-    with pytest.raises(ConfigError, match=r"step_000001 holds no critic.*--advantage-estimator"):
-        asyncio.run(resume())

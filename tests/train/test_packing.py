@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from spans import responses_of
 from train_tiny import make_sample, random_samples
@@ -14,6 +14,7 @@ from silva.train.packing import PackedRow, leave_out_too_long, pack_batch, split
 from silva.types.errors import ConfigError, SilvaError
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 50), st.integers(1, 7), st.integers(1, 6), st.none() | st.integers(13, 60))
 def test_each_trainable_token_is_packed_exactly_once(
     seed: int, num_sessions: int, micro_batch_size: int, max_tokens: int | None
@@ -35,15 +36,12 @@ def test_each_trainable_token_is_packed_exactly_once(
             assert row.predict_N[n] == starts[owner] + place - 1
             assert row.rollout_logprobs_N[n] == sample.logprobs[place]
             assert row.advantages_N[n] == sample.credit
-        at = 0
-        for length in row.document_lengths:
-            assert row.position_ids_T[at : at + length].tolist() == list(range(length))
-            at += length
     expected = [(i, t) for i, s in enumerate(samples) for t, bit in enumerate(s.loss_mask) if bit]
     assert sorted(seen) == expected and len(seen) == batch.num_trainable
     assert batch.num_sessions == num_sessions and batch.num_samples == len(samples)
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 50), st.integers(1, 7), st.integers(1, 6), st.none() | st.integers(13, 60))
 def test_weights_follow_the_reduction_and_not_the_rows(
     seed: int, num_sessions: int, micro_batch_size: int, max_tokens: int | None

@@ -6,6 +6,7 @@ import math
 import threading
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -392,6 +393,17 @@ def test_a_damaged_optimizer_file_is_seen(hf_dir: Path, tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes() + b"x" * 100)  # the right size, the wrong bytes
     with pytest.raises(SilvaError, match=r"optimizer\.pt"):
         make_trainer(hf_dir).load_checkpoint(tmp_path / "step_000001")
+    for content in ([], {"optimizer": {}}):
+        write = partial(torch.save, content)
+        trainer.save_checkpoint(
+            tmp_path / "odd", step=1, extra={}, write_more=lambda to, put=write: put(to / file.name)
+        )
+        with pytest.raises(SilvaError, match=r"optimizer\.pt is not of this version"):
+            make_trainer(hf_dir).load_checkpoint(tmp_path / "odd")
+
+
+def _put(name: str, content: object, folder: Path) -> None:
+    torch.save(content, folder / name)
 
 
 def test_a_model_directory_that_cannot_work_is_refused_with_the_reason(hf_dir: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from silva.cli.user_code import open_user_code
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
 from silva.config.validate import eval_sets, one_context_reason, several_contexts_problem, trains_on_records, validate
-from silva.config.validate_training import algorithm_of, needs_reference, training_warnings
+from silva.config.validate_training import is_group_of_one, needs_reference, training_warnings
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
@@ -105,11 +105,7 @@ def _check_options(config: RunConfig) -> str:
         reason = "silva train needs another --engine"
     elif (problem := several_contexts_problem(config)) is not None:
         reason = f"not for silva train: {problem}"
-    elif (
-        algorithm_of(config).compares
-        and config.n_samples_per_prompt == 1
-        and config.agentic_custom_advantage_path is None
-    ):
+    elif is_group_of_one(config):
         reason = (
             f"silva train needs at least 2 samples a prompt with --advantage-estimator {config.advantage_estimator}"
         )

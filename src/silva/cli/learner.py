@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import AsyncExitStack
 from dataclasses import fields
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from silva.cli.build import num_threads
-from silva.cli.side_models import open_side_models
+from silva.cli.side_models import open_side_models, side_fingerprints
 from silva.config.options import RunConfig
 from silva.config.validate_training import algorithm_of, training_warnings
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:  # they import torch
     from silva.train.advantages import AdvantageConfig
     from silva.train.corrections import TisLevel, TisMode
     from silva.train.critic import CriticConfig
-    from silva.train.learner import Learner, TorchThread, WeighTokens
+    from silva.train.custom_tis import CustomTis
+    from silva.train.learner import Learner, TorchThread
     from silva.train.losses.kl import KlType
     from silva.train.objective import ObjectiveConfig
     from silva.train.packed_model import Dtype
@@ -34,7 +36,7 @@ async def build_learner(
     stack: AsyncExitStack,
     *,
     num_rollout: int | None,
-    weigh_tokens: WeighTokens | None = None,
+    weigh_tokens: CustomTis | None = None,
 ) -> Learner:
     """The learner of a run with `num_rollout` rollout steps (None: it is not known how many).
 
@@ -63,6 +65,7 @@ async def build_learner(
         weigh_tokens=weigh_tokens,
         critic=critic,
         teacher=teacher,
+        fingerprints=await asyncio.to_thread(side_fingerprints, config),
     )
 
 

@@ -11,6 +11,7 @@ from silva.config.addresses import is_address
 from silva.config.options import RunConfig
 from silva.config.validate_training import needs_reference
 from silva.inference.sglang_scorer import SglangScorer
+from silva.model.fingerprint import model_fingerprint
 from silva.model.same_ids import check_same_ids, num_positions, plain_words
 from silva.types.clock import SystemClock
 from silva.types.errors import ConfigError
@@ -87,6 +88,12 @@ def check_folders(config: RunConfig) -> None:
             f"--ref-load {reference}: its model has {room} positions, and a context may have {needed} tokens. Set "
             f"--rollout-max-context-len {room} or less, or take another reference"
         )
+
+
+def side_fingerprints(config: RunConfig) -> dict[str, str]:
+    """By folder, what the models are that stand beside the policy."""
+    folders = {folder.resolve() for folder in (reference_folder(config), teacher_folder(config)) if folder is not None}
+    return {str(folder): model_fingerprint(folder) for folder in sorted(folders)}
 
 
 async def _open_server(config: RunConfig, stack: AsyncExitStack) -> SglangScorer | None:

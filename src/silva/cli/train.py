@@ -37,6 +37,7 @@ from silva.config.options import RunConfig
 from silva.config.parse import read_config_file, resolve, write_config_file
 from silva.config.validate import eval_sets, one_context_reason, trains_on_records, validate
 from silva.config.validate_training import check_training_run
+from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
 from silva.rollout.evaluate import Evaluator
@@ -44,7 +45,7 @@ from silva.rollout.groups import FailureBudget, GroupRunner
 from silva.rollout.recorded import RecordedGroups
 from silva.store.files import DB_NAME, lock_run
 from silva.store.metrics import METRICS_NAME, MetricsWriter
-from silva.store.queries import counts, open_run
+from silva.store.queries import counts, open_run, pending_places
 from silva.types.errors import ConfigError
 from silva.view.console import RunView
 
@@ -72,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     dataset = load_prompts(config, Path(config.prompt_data))
     if not config.debug_rollout_only:
         check_training_run(config, num_rollout=_num_rollout(config, dataset), records=False)
+    if resumed is not None:
+        _check_data(resumed, config, dataset)
     evals = {item.name: load_prompts(config, item.path) for item in eval_sets(config)}
     prepare()
     with RunView(run_dir / "run.log") as view:
@@ -85,6 +88,14 @@ def _refuse_other_runs(run_dir: Path, config: RunConfig) -> None:
     with open_run(run_dir) as conn:
         if counts(conn)["prompts"].get("delivered"):
             raise ConfigError(f"--resume {run_dir}: this is a run of silva rollout or serve, which cannot be resumed")
+
+
+def _check_data(run_dir: Path, config: RunConfig, dataset: Dataset) -> None:
+    """DatasetError where prompts of the run are not found at their places; said before a model is loaded."""
+    source = PromptSource(dataset, num_epoch=config.num_epoch, shuffle=config.rollout_shuffle, seed=config.rollout_seed)
+    with open_run(run_dir) as conn:
+        for position, epoch, row in pending_places(conn):
+            source.check_place(position=position, epoch=epoch, row=row)
 
 
 def _config_of(run_dir: Path) -> Path:

@@ -310,8 +310,8 @@ class RunConfig(TrainingOptions):
         "float",
         None,
         "Reward where the function failed after its retries (default: the session fails).",
-        low=-1e30,
-        high=1e30,
+        low=-1e12,
+        high=1e12,
     )
     agentic_custom_advantage_path: str | None = opt(
         "reward",

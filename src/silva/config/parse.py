@@ -6,6 +6,7 @@ import argparse
 import difflib
 import json
 import math
+import reprlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields
@@ -19,6 +20,11 @@ from silva.config.options import LATER, RunConfig, later_sentence
 from silva.types.errors import ConfigError
 
 _UNSET: Any = object()
+
+MAX_WHOLE = (1 << 63) - 1
+"""What TOML, and every library that takes such a number, can hold."""
+MAX_NUMBER = 1e30
+"""Options meet float32, which ends at 3e38: where a larger one would meet a 0 there, it made a NaN."""
 
 _METAVARS = {"int": "N", "float": "X", "str": "TEXT", "json": "JSON"}
 
@@ -99,7 +105,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"config file {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # of a number with thousands of digits it is no TOMLDecodeError
         raise ConfigError(f"config file {path} is not valid TOML: {error}") from error
     known = option_fields()
     for name in values:
@@ -144,7 +150,14 @@ def _checked(name: str, value: Any, info: OptionInfo) -> Any:
 def _read_text(name: str, value: Any, info: OptionInfo) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{_flag(name)} is {value!r}; it must be a text that is not empty")
+    _check_characters(name, value)
     return value
+
+
+def _check_characters(name: str, value: str) -> None:
+    """Refuse what no path, environment or config file can hold, such as bytes of the command line that are no UTF-8."""
+    if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
+        raise ConfigError(f"{_flag(name)} is {value!r}; it must be a text in UTF-8 without NUL")
 
 
 def _read_int(name: str, value: Any, info: OptionInfo) -> int:
@@ -165,8 +178,10 @@ def _read_float(name: str, value: Any, info: OptionInfo) -> float:
         number = float(value)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{_flag(name)} is {value!r}; it must be a number") from error
+    except OverflowError:
+        number = math.inf if value > 0 else -math.inf
     if not math.isfinite(number):
-        raise ConfigError(f"{_flag(name)} is {value!r}; it must be a finite number")
+        raise ConfigError(f"{_flag(name)} is {reprlib.repr(value)}; it must be a finite number")
     _check_bounds(name, number, info)
     return number
 
@@ -178,6 +193,9 @@ def _check_bounds(name: str, number: float, info: OptionInfo) -> None:
         raise ConfigError(f"{_flag(name)} is {number}; it must be {word} {info.low:g}")
     if info.high is not None and number > info.high:
         raise ConfigError(f"{_flag(name)} is {number}; it must be at most {info.high:g}")
+    if abs(number) > (MAX_WHOLE if isinstance(number, int) else MAX_NUMBER):
+        limit = MAX_WHOLE if isinstance(number, int) else f"{MAX_NUMBER:g}"
+        raise ConfigError(f"{_flag(name)} is {reprlib.repr(number)}; its magnitude must be at most {limit}")
 
 
 def _read_bool(name: str, value: Any, info: OptionInfo) -> bool:
@@ -217,6 +235,8 @@ def _read_texts(name: str, value: Any, info: OptionInfo) -> list[str]:
         value = [f"{key}={item}" for key, item in value.items()]
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ConfigError(f"{_flag(name)} is {value!r}; it must be a list of texts")
+    for item in value:
+        _check_characters(name, item)
     return list(value)
 
 

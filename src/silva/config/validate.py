@@ -15,6 +15,7 @@ from silva.store.dumps import check_dump_template
 from silva.types.errors import ConfigError
 
 Command = Literal["train", "rollout", "serve"]
+LEAST_TEMPERATURE = 1e-3
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -29,6 +30,7 @@ class EvalSet:
 def validate(config: RunConfig, command: Command) -> None:
     """Raise ConfigError for the first thing that makes `command` impossible under these options."""
     _need(config, "hf_checkpoint", "the folder of the start model and its tokenizer")
+    _check_temperatures(config)
     _check_debug_modes(config, command)
     if trains_on_records(config):
         _check_credit(config)
@@ -59,6 +61,17 @@ def validate(config: RunConfig, command: Command) -> None:
     eval_sets(config)
     if config.save_debug_rollout_data is not None:
         check_dump_template(config.save_debug_rollout_data)
+
+
+def _check_temperatures(config: RunConfig) -> None:
+    """Engines take a temperature just above 0 for 0, whose log-probs are those at 1: the trainer would score others."""
+    for name in ("rollout_temperature", "eval_temperature"):
+        value = getattr(config, name)
+        if value is not None and 0 < value < LEAST_TEMPERATURE:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is {value:g}; it must be 0, which always takes the likeliest token, or at "
+                f"least {LEAST_TEMPERATURE:g}"
+            )
 
 
 def trains_on_records(config: RunConfig) -> bool:
@@ -323,6 +336,13 @@ def _check_groups(config: RunConfig, command: Command) -> None:
 def _check_save_hf(config: RunConfig) -> None:
     if config.save_hf is not None and Path(config.save_hf).exists() and not Path(config.save_hf).is_dir():
         raise ConfigError(f"--save-hf is {config.save_hf!r}, which is a file; it must name a folder")
+    for name in ("hf_checkpoint", "ref_load", "opd_teacher"):
+        read = getattr(config, name)
+        if config.save_hf is not None and read is not None and Path(config.save_hf).resolve() == Path(read).resolve():
+            raise ConfigError(
+                f"--save-hf {config.save_hf} is the folder of --{name.replace('_', '-')}, which would be overwritten: "
+                "no resumed run could start from it again. Name another one"
+            )
 
 
 def _check_num_steps(config: RunConfig, sessions: int) -> None:

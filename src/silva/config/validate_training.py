@@ -85,13 +85,18 @@ def _check_length(config: RunConfig, num_rollout: int) -> None:
         raise ConfigError(f"{_shown(config, 'warmup')} leaves --lr-schedule cosine none of {run} to fall in")
 
 
+def is_group_of_one(config: RunConfig) -> bool:
+    """The sessions of a prompt are to be compared, and there is but one."""
+    compared = algorithm_of(config).compares and config.agentic_custom_advantage_path is None
+    return compared and config.n_samples_per_prompt == 1
+
+
 def check_group_size(config: RunConfig) -> None:
     """Raise ConfigError where every group would be one session that is compared with nothing."""
-    algorithm = algorithm_of(config)
-    if algorithm.compares and config.n_samples_per_prompt == 1 and config.agentic_custom_advantage_path is None:
+    if is_group_of_one(config):
         raise ConfigError(
-            f"--advantage-estimator {algorithm.name} with --n-samples-per-prompt 1 trains nothing: a group of one has "
-            "no spread. Take at least 2 samples a prompt, or let --agentic-custom-advantage-path give credit"
+            f"--advantage-estimator {config.advantage_estimator} with --n-samples-per-prompt 1 trains nothing: a group "
+            "of one has no spread. Take at least 2 samples a prompt, or let --agentic-custom-advantage-path give credit"
         )
 
 

@@ -19,8 +19,9 @@ _SHORT.maxstring = _SHORT.maxother = 80
 REWARD_INVALID = "reward_invalid"
 """The ledger's word for a session whose reward cannot be used."""
 
-MAX_ABS_REWARD = 1e30
-"""Larger magnitudes overflow in float32, where the loss is computed: they are as bad as infinity."""
+MAX_ABS_REWARD = 1e12
+"""Of larger magnitudes the square, which a critic and the norm of a gradient take, may overflow in float32: one such
+session would spoil the step of all others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

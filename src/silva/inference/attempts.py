@@ -14,6 +14,8 @@ from silva.state.session import Session
 from silva.types.clock import Clock
 from silva.types.errors import EngineFault
 from silva.types.generation import (
+    LOGPROB_ROUNDING,
+    LOWEST_LOGPROB,
     GenerateRequest,
     GenerateResult,
     Media,
@@ -24,9 +26,6 @@ from silva.types.generation import (
 from silva.types.rollout import AttemptRecord
 
 MAX_ID = (1 << 31) - 1
-LOWEST_LOGPROB = -3.4e38
-"""Log-probs are kept in 32 bits."""
-LOGPROB_ROUNDING = 1e-3
 IDLE_ABORT_PAUSE_S = 0.05
 MAX_IDLE_ABORT_PAUSE_S = 1.0
 

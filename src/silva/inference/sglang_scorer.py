@@ -20,6 +20,7 @@ from silva.types.rollout import TrainingSample
 
 log = logging.getLogger("silva.engine")
 
+FLAG = "--opd-teacher"
 MAX_RUNNING = 32
 RETRY_DELAYS_S = (0.5, 2.0, 5.0)
 _PASSING = (408, 429)
@@ -31,8 +32,7 @@ class SglangScorer:
 
     Log-probs are those at temperature 1, whatever the server was asked for. A failed call is made again after each of
     `retry_delays_s`; one that the server refuses (status 400 and the like) is not. At most `max_running` calls are on
-    their way. `probe` holds ids with the texts that the policy's tokenizer reads them as. `flag` is the option that
-    named the server.
+    their way. `probe` holds ids with the texts that the policy's tokenizer reads them as.
     """
 
     def __init__(
@@ -43,7 +43,6 @@ class SglangScorer:
         timeout_s: float,
         probe: Mapping[int, str],
         fallback_context_len: int,
-        flag: str = "--opd-teacher",
         ready_wait_s: float = READY_WAIT_S,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         max_running: int = MAX_RUNNING,
@@ -53,10 +52,9 @@ class SglangScorer:
         self._timeout_s = timeout_s
         self._probe = probe
         self._fallback_context_len = fallback_context_len
-        self._flag = flag
         self._retry_delays_s = tuple(retry_delays_s)
         self._max_running = max_running
-        self._http = SglangHttp(clock=clock, flag=flag, ready_wait_s=min(ready_wait_s, timeout_s))
+        self._http = SglangHttp(clock=clock, flag=FLAG, ready_wait_s=min(ready_wait_s, timeout_s))
         self._nonce = uuid.uuid4().hex[:8]
         self._num_calls = 0
         self.max_context_len = 0
@@ -70,13 +68,13 @@ class SglangScorer:
             model, server = await self._http.look(self._url)
             self.model = str(model.get("model_path"))
             if model.get("is_generation") is False:
-                raise ConfigError(f"{self._flag} {self._url} serves {self.model}, which is no language model")
+                raise ConfigError(f"{FLAG} {self._url} serves {self.model}, which is no language model")
             self.max_context_len = context_len(server, self._fallback_context_len)
             await self._check_tokenizer()
         except BaseException:
             await self._http.close()
             raise
-        log.info("%s: %s serves %s, context %d tokens", self._flag, self._url, self.model, self.max_context_len)
+        log.info("%s: %s serves %s, context %d tokens", FLAG, self._url, self.model, self.max_context_len)
 
     async def close(self) -> None:
         await self._http.close()
@@ -94,7 +92,7 @@ class SglangScorer:
         unscored = [Unscored(sample=samples[i], reason=str(f)) for i, f in zip(asked, faults, strict=True) if f]
         other = next((fault for fault in faults if isinstance(fault, OtherTokenizer)), None)
         if other is not None:
-            raise RunStopped(f"{self._flag} {self._url}: {other}; its tokenizer is not that of --hf-checkpoint")
+            raise RunStopped(f"{FLAG} {self._url}: {other}; its tokenizer is not that of --hf-checkpoint")
         tell_unscored(f"the teacher {self._url}", unscored, len(asked))
         return out
 
@@ -138,7 +136,7 @@ class SglangScorer:
     async def _check_tokenizer(self) -> None:
         """A server never says which tokenizer it has, but what it reads ids as."""
         ids = list(self._probe)
-        where = f"{self._flag} {self._url} (model {self.model})"
+        where = f"{FLAG} {self._url} (model {self.model})"
         if not ids:
             log.warning("%s: no id of the tokenizer is a plain word, so nothing shows that it is the same", where)
             return

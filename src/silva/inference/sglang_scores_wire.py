@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from silva.inference.attempts import LOGPROB_ROUNDING, LOWEST_LOGPROB
 from silva.types.errors import EngineFault
+from silva.types.generation import LOGPROB_ROUNDING, LOWEST_LOGPROB
 
 
 class _Finish(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from silva.data.prompts import Prompt
 from silva.types.errors import DatasetError
-from silva.types.generation import VersionSpan
+from silva.types.generation import LOGPROB_ROUNDING, LOWEST_LOGPROB, VersionSpan
 from silva.types.messages import JsonObject
 from silva.types.rollout import Mode, PromptState, ResponseSpan, SessionInput, SessionStatus, TrainingSample
 
@@ -220,6 +220,16 @@ def _word(line: _Line, name: str, words: tuple[str, ...]) -> str:
     return word
 
 
+def _logprobs(line: _Line) -> list[float]:
+    values = line.numbers("logprobs")
+    for index, value in enumerate(values):
+        if not LOWEST_LOGPROB <= value <= LOGPROB_ROUNDING:
+            raise DatasetError(
+                f"{line.where}: logprobs[{index}] is {value:g}; a log-prob lies between {LOWEST_LOGPROB:g} and 0"
+            )
+    return values
+
+
 def _metadata(line: _Line) -> JsonObject:
     value = line.object("metadata")
     try:
@@ -293,7 +303,7 @@ def _sample(line: _Line) -> TrainingSample:
         "prompt_len": line.whole("prompt_len"),
         "token_ids": line.wholes("token_ids"),
         "loss_mask": line.bits("loss_mask"),
-        "logprobs": line.numbers("logprobs"),
+        "logprobs": _logprobs(line),
         "kept_mass": line.numbers("kept_mass"),
         "reward": line.number_or_none("reward"),
         "helpers": line.numbers_by_name("helpers"),

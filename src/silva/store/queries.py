@@ -76,6 +76,12 @@ def counts(conn: sqlite3.Connection) -> JsonDoc:
     return {**_counts(conn, "train"), "eval": _counts(conn, "eval")}
 
 
+def pending_places(conn: sqlite3.Connection) -> list[tuple[int, int, int]]:
+    """(position, epoch, row) of each train prompt that has no end yet."""
+    query = "SELECT position, epoch, row FROM prompts WHERE mode = 'train' AND state = 'pending' ORDER BY position"
+    return conn.execute(query).fetchall()
+
+
 def _counts(conn: sqlite3.Connection, mode: Mode) -> JsonDoc:
     doc: JsonDoc = {}
     for table, column in (("prompts", "state"), ("sessions", "status")):

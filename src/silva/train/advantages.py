@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silva.train.algorithms import AdvantageKind
-from silva.train.packing import credits_of, trainable
-from silva.train.signals import PerSample, Signals
+from silva.train.packing import credits_of, trainable_masks
+from silva.train.signals import Masks, PerSample, Signals
 from silva.types.rollout import TrainingSample
 
 WHITEN_EPSILON = 1e-8
@@ -121,13 +121,13 @@ def token_advantages(
     config: AdvantageConfig,
     signals: Signals,
     *,
-    loss_masks: Sequence[Sequence[int]] | None = None,
+    loss_masks: Masks | None = None,
 ) -> TokenAdvantages:
     """The advantages of all tokens of a global batch, whose samples have their credit.
 
     A `kl_coef` needs `old` and `reference` among the signals, GAE `values`.
     """
-    masks = [trainable(sample, None if loss_masks is None else loss_masks[i]) for i, sample in enumerate(samples)]
+    masks = trainable_masks(samples, loss_masks)
     parts: list[Floats] = []
     targets: list[Floats] = []
     for i, (sample, mask_T) in enumerate(zip(samples, masks, strict=True)):
@@ -145,14 +145,11 @@ def token_advantages(
     )
 
 
-def mean_reward_kl(
-    samples: Sequence[TrainingSample], signals: Signals, loss_masks: Sequence[Sequence[int]] | None
-) -> float:
+def mean_reward_kl(samples: Sequence[TrainingSample], signals: Signals, loss_masks: Masks | None) -> float:
     """Mean of k1 = old - reference over the trainable tokens of a batch, which has some."""
     assert signals.old is not None and signals.reference is not None
     parts: list[Floats] = []
-    for i, sample in enumerate(samples):
-        mask_T = trainable(sample, None if loss_masks is None else loss_masks[i])
+    for i, mask_T in enumerate(trainable_masks(samples, loss_masks)):
         old_N, reference_N = (np.asarray(of[i], dtype=np.float64)[mask_T] for of in (signals.old, signals.reference))
         parts.append(old_N - reference_N)
     return float(np.concatenate(parts).mean())

@@ -78,7 +78,8 @@ def read_state(folder: Path) -> dict[str, Any]:
         raise SilvaError(f"{folder} is not a whole checkpoint: {STATE_FILE} is missing") from None
     except (OSError, ValueError) as error:
         raise SilvaError(f"{folder} is not a whole checkpoint: {STATE_FILE} cannot be read: {error}") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT or not isinstance(state.get("files"), dict):
+    whole = isinstance(state, dict) and all(isinstance(state.get(name), dict) for name in ("extra", "files"))
+    if not whole or state.get("format") != FORMAT:
         raise SilvaError(f"{folder}: {STATE_FILE} is not of format {FORMAT}; this version cannot load it")
     for name, size in state["files"].items():
         found = (folder / name).stat().st_size if (folder / name).is_file() else None

@@ -8,7 +8,6 @@ at 0, and with it all values.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +22,10 @@ from transformers import PreTrainedModel
 
 from silva.train.attention import packed_states
 from silva.train.losses.value import value_loss
-from silva.train.optimizer import (
-    OPTIMIZER_FILE,
-    UpdateConfig,
-    build_adamw,
-    clip_gradients,
-    read_optimizer,
-    restore_optimizer,
-)
+from silva.train.optimizer import ModelTrainer, SkipReason, UpdateConfig
 from silva.train.packed_model import check_ids, compute_in_rows, load_packed, row_tensors, vocab_size_of
-from silva.train.packing import PackedBatch, PackedRow, pack_batch
-from silva.train.signals import PerSample
+from silva.train.packing import PackedBatch, PackedRow
+from silva.train.signals import Masks, PerSample
 from silva.types.errors import ConfigError, SilvaError
 from silva.types.rollout import TrainingSample
 
@@ -83,7 +75,7 @@ class ValueModel(torch.nn.Module):
         return self.head(states_NH.to(self.head.weight.dtype)).squeeze(-1)
 
 
-class ValueTrainer:
+class ValueTrainer(ModelTrainer[CriticConfig]):
     """Owns the weights of one critic, made from a local Hugging Face directory. Belongs to one thread at a time.
 
     Raises ConfigError when the directory cannot be loaded, or holds a model that cannot compute packed rows or has no
@@ -91,18 +83,11 @@ class ValueTrainer:
     """
 
     def __init__(self, hf_dir: str | Path, config: CriticConfig | None = None) -> None:
-        self.config = config or CriticConfig()
-        self.hf_dir = Path(hf_dir)
-        self.num_updates = 0
-        """Optimizer steps taken, over all runs that this one resumes."""
-        self.skipped_steps: Counter[str] = Counter()
-        """Skipped steps by reason, likewise."""
-        model = load_packed(self.hf_dir, self.config)
+        config = config or CriticConfig()
+        model = load_packed(Path(hf_dir), config)
         self._vocab_size = vocab_size_of(model)
         self.model = ValueModel(model)
-        self.optimizer = build_adamw(
-            self.model, lr=self.config.lr, weight_decay=self.config.weight_decay, betas=self.config.betas
-        )
+        super().__init__(Path(hf_dir), config, self.model)
 
     def compute_values(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """The value of the state before each token, one array a sample, of its length; 0.0 where the mask is 0."""
@@ -115,7 +100,7 @@ class ValueTrainer:
         *,
         old_values: PerSample,
         returns: PerSample,
-        loss_masks: Sequence[Sequence[int]] | None = None,
+        loss_masks: Masks | None = None,
         lr_scale: float = 1.0,
     ) -> dict[str, float]:
         """One optimizer step on one global batch, whose tokens weigh what they weigh in the policy's loss.
@@ -124,24 +109,14 @@ class ValueTrainer:
         `train/...`, finite numbers only. A batch without a trainable token, or with a loss or gradient that is not
         finite, changes nothing and is counted by reason.
         """
-        self.config.enter_thread()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr * lr_scale
+        self._begin(self.config.lr * lr_scale)
+        self._check_ids(samples)
         batch = self._pack(samples, loss_masks)
         if batch.num_trainable == 0:
             return self._finish({}, "no_trainable_tokens")
-        self.optimizer.zero_grad(set_to_none=True)
         loss, num_limited = self._backward(batch, old_values, returns)
-        grad_norm = clip_gradients(self.model, self.config.clip_grad)
-        reason = None
-        if not math.isfinite(loss):
-            reason = "nonfinite_loss"
-        elif not math.isfinite(grad_norm):
-            reason = "nonfinite_gradient"
-        else:
-            self.optimizer.step()
-            self.num_updates += 1
-        self.optimizer.zero_grad(set_to_none=True)
+        grad_norm = self._clip()
+        reason = self._take(loss, grad_norm)
         measured = {
             "value_loss": loss,
             "value_clipfrac": num_limited / batch.num_trainable,
@@ -153,35 +128,22 @@ class ValueTrainer:
         """Write weights and optimizer to a new folder inside a checkpoint."""
         folder.mkdir()
         save_weights(self.model, str(folder / WEIGHTS_FILE))
-        state = {
-            "optimizer": self.optimizer.state_dict(),
-            "num_updates": self.num_updates,
-            "skipped_steps": dict(self.skipped_steps),
-        }
-        torch.save(state, folder / OPTIMIZER_FILE)
+        self._write_optimizer(folder)
 
     def load(self, folder: Path) -> None:
-        """Go on from such a folder; learning rate, weight decay and betas stay those of this config.
+        """Go on from such a folder; learning rate and weight decay stay those of this config.
 
-        Raises SilvaError where there is none or it belongs to another model; the critic is then not to be used further.
+        Raises SilvaError where it cannot be read or is of another model; the critic is then not to be used further.
         """
         self.config.enter_thread()
-        if not folder.is_dir():
-            raise SilvaError(
-                f"checkpoint {folder.parent} holds no critic (no folder {folder.name}): it is of a run without one and "
-                "cannot be resumed with --advantage-estimator ppo. Resume it with the estimator that it was written "
-                f"with, or start a new run from its weights with --hf-checkpoint {folder.parent}"
-            )
-        saved = read_optimizer(folder, self.config)
+        saved = self._read_optimizer(folder)
         try:
             load_weights(self.model, folder / WEIGHTS_FILE)
-            restore_optimizer(self.optimizer, saved["optimizer"])
+            self._restore(saved)
         except (OSError, SafetensorError) as error:
             raise SilvaError(f"checkpoint {folder}: {WEIGHTS_FILE} cannot be read: {error}") from error
         except (RuntimeError, ValueError) as error:
             raise SilvaError(f"checkpoint {folder} does not fit a critic made from {self.hf_dir}: {error}") from error
-        self.num_updates = saved["num_updates"]
-        self.skipped_steps = Counter(saved["skipped_steps"])
 
     def _backward(self, batch: PackedBatch, old_values: PerSample, returns: PerSample) -> tuple[float, int]:
         """Add the batch's gradient; returns its loss, and for how many tokens the limit decided."""
@@ -207,23 +169,12 @@ class ValueTrainer:
         # the head stays out of it: eight bits would make steps of the values
         return self.model.values(states_TH[predict_N])
 
-    def _pack(self, samples: Sequence[TrainingSample], loss_masks: Sequence[Sequence[int]] | None) -> PackedBatch:
-        self._check_ids(samples)
-        return pack_batch(
-            samples,
-            micro_batch_size=self.config.micro_batch_size,
-            max_tokens=self.config.max_tokens,
-            reduction=self.config.reduction,
-            max_response_len=self.config.max_response_len,
-            loss_masks=loss_masks,
-        )
-
     def _check_ids(self, samples: Sequence[TrainingSample]) -> None:
         check_ids(samples, self._vocab_size, f"the critic made from {self.hf_dir}")
 
-    def _finish(self, measured: dict[str, float], reason: str | None) -> dict[str, float]:
+    def _finish(self, measured: dict[str, float], reason: SkipReason | None) -> dict[str, float]:
         metrics = {f"train/{name}": value for name, value in measured.items() if math.isfinite(value)}
-        metrics["train/critic_lr"] = float(self.optimizer.param_groups[0]["lr"])
+        metrics["train/critic_lr"] = self.lr
         if reason is not None:
             self.skipped_steps[reason] += 1
             metrics[f"train/critic_skipped_{reason}"] = 1.0

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from silva.train.packing import trainable
+from silva.train.packing import trainable_masks
 from silva.train.signals import Masks, PerSample, TokenWeights
 from silva.types.errors import RunStopped, SilvaError
 from silva.types.rollout import TrainingSample
@@ -19,8 +19,8 @@ log = logging.getLogger("silva.train")
 
 TIS_PARAMS = ("args", "old_logprobs", "rollout_logprobs")
 """What the function is given, by the names that an error tells."""
-MAX_WEIGHT = 1e30
-"""Far above any use, and far enough below what float32 holds."""
+MAX_WEIGHT = 1e9
+"""Above every ratio (their logs are clamped to 20), and far enough below what float32 holds."""
 _AT_ONCE = 64
 
 
@@ -29,7 +29,7 @@ class _WrongWeights(SilvaError):
 
 
 class CustomTis:
-    """Asks a function of the user once a sequence (a context), with its trainable tokens alone; as `WeighTokens`.
+    """Asks a function of the user once a sequence (a context), with its trainable tokens alone.
 
     `failed` are the errors by which the function tells that it gave no value. A sequence without usable weights has
     weight 0 throughout and is named in the log; where that befalls all of a step, RunStopped. Other errors pass.
@@ -51,8 +51,9 @@ class CustomTis:
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def __call__(self, samples: Sequence[TrainingSample], old: PerSample, masks: Masks) -> TokenWeights:
+        """Weights from the log-probs `old` under the old policy, one array a sample."""
         weights = [np.zeros(len(sample.token_ids)) for sample in samples]
-        masks_T = [trainable(sample, mask) for sample, mask in zip(samples, masks, strict=True)]
+        masks_T = trainable_masks(samples, masks)
         asked = [i for i, mask_T in enumerate(masks_T) if mask_T.any()]
         async with asyncio.TaskGroup() as tasks:
             calls = [
@@ -90,7 +91,7 @@ class CustomTis:
 
 
 def read_weights(value: object, num_tokens: int) -> NDArray[np.float64]:
-    """One finite number from 0 to 1e30 a trainable token. Raises SilvaError that says what is wrong."""
+    """One finite number from 0 to 1e9 a trainable token. Raises SilvaError that says what is wrong."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise _WrongWeights(f"returned {reprlib.repr(value)}; it must be a list of {num_tokens} numbers")
     if len(value) != num_tokens:

@@ -7,7 +7,7 @@ One call trains all that a rollout step yielded. First everything is computed th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,11 +19,14 @@ from numpy.typing import NDArray
 
 from silva.inference.unscored import Unscored, tell_unscored
 from silva.train.advantages import token_advantages
+from silva.train.checkpoint import read_state
+from silva.train.critic import ValueTrainer
+from silva.train.custom_tis import CustomTis
 from silva.train.packing import split_sessions
 from silva.train.policy import PolicyTrainer, StepResult
 from silva.train.schedule import Schedule
 from silva.train.side_scores import masks_of_scored, num_unscored, whole_or_none
-from silva.train.signals import Masks, PerSample, Signals, TokenWeights
+from silva.train.signals import Masks, PerSample, Signals
 from silva.train.staleness import fresh_masks
 from silva.types.errors import ConfigError
 from silva.types.rollout import TrainingSample
@@ -45,41 +48,8 @@ class ComputesLogprobs(Protocol):
     def compute_logprobs(self, samples: Samples) -> PerSample: ...
 
 
-class Critic(Protocol):
-    """Learns what the states before tokens are worth. Blocks, in the thread of the policy."""
-
-    def compute_values(self, samples: Samples) -> PerSample:
-        """The values before an update, one array a sample, of its length."""
-        ...
-
-    def train_step(
-        self,
-        samples: Samples,
-        *,
-        old_values: PerSample,
-        returns: PerSample,
-        loss_masks: Sequence[Sequence[int]] | None,
-        lr_scale: float,
-    ) -> dict[str, float]:
-        """One update on one global batch; returns its metrics (`train/...`). `lr_scale`: the schedule's share of lr."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write weights and optimizer to a new folder inside a checkpoint."""
-        ...
-
-    def load(self, folder: Path) -> None:
-        """Go on from such a folder. Raises SilvaError where it does not fit."""
-        ...
-
-
 CRITIC_FOLDER = "critic"
-
-
-class WeighTokens(Protocol):
-    """A user's importance weights, from the log-probs of the samples' tokens under the old policy."""
-
-    async def __call__(self, samples: Samples, old: PerSample, masks: Masks) -> TokenWeights: ...
+_FINGERPRINTS = "side_models"
 
 
 class TorchThread:
@@ -131,7 +101,6 @@ class LearnerSettings:
     """What the learner does besides the policy's own settings.
 
     `max_token_staleness`: tokens of weights older than so many train steps are masked, None masks none.
-
     `num_critic_only`: rollout steps at the start in which the critic learns alone.
     """
 
@@ -140,7 +109,10 @@ class LearnerSettings:
 
 
 class Learner:
-    """Owns the policy and what its objective asks for: `reference`, `teacher`, `critic`, `weigh_tokens`."""
+    """Owns the policy and what its objective asks for: `reference`, `teacher`, `critic`, `weigh_tokens`.
+
+    `fingerprints` of the folders of such models go into checkpoints, so that a resumed run has the same.
+    """
 
     def __init__(
         self,
@@ -151,8 +123,9 @@ class Learner:
         settings: LearnerSettings | None = None,
         reference: Scorer | None = None,
         teacher: Scorer | None = None,
-        critic: Critic | None = None,
-        weigh_tokens: WeighTokens | None = None,
+        critic: ValueTrainer | None = None,
+        weigh_tokens: CustomTis | None = None,
+        fingerprints: Mapping[str, str] | None = None,
     ):
         self.policy = policy
         self._thread = thread
@@ -160,6 +133,7 @@ class Learner:
         self._settings = settings or LearnerSettings()
         self._reference, self._teacher, self._critic = reference, teacher, critic
         self._weigh_tokens = weigh_tokens
+        self._fingerprints = dict(fingerprints or {})
 
     async def train_rollout(self, samples: Samples, *, rollout_id: int, num_steps: int = 1) -> list[StepResult]:
         """All optimizer steps on the samples of one rollout: `num_steps` global batches of whole sessions.
@@ -174,7 +148,7 @@ class Learner:
                 self._step,
                 [samples[i] for i in part],
                 signals.of(part),
-                None if masks is None else [masks[i] for i in part],
+                [masks[i] for i in part],
                 scale=self._schedule.scale(rollout_id, step, num_steps),
                 critic_only=rollout_id < self._settings.num_critic_only,
             )
@@ -183,10 +157,10 @@ class Learner:
 
     async def _prepare(
         self, samples: Samples, parts: Sequence[Sequence[int]], rollout_id: int
-    ) -> tuple[Signals, Masks | None, dict[str, float]]:
-        """Signals, the masks that stand in for those of the samples, and what was counted on the way."""
+    ) -> tuple[Signals, Masks, dict[str, float]]:
+        """Signals, the masks that the steps go by, and what was counted on the way."""
         counts: dict[str, float] = {}
-        masks: Masks | None = None
+        masks: Masks = [sample.loss_mask for sample in samples]
         limit = self._settings.max_token_staleness
         if limit is not None:
             masks = fresh_masks(samples, version=rollout_id, max_staleness=limit)
@@ -194,12 +168,12 @@ class Learner:
             counts["train/stale_tokens"] = float(stale)
         signals = await self._signals(samples, parts)
         if signals.reference is not None:
-            counts["train/reference_unscored"] = float(num_unscored(samples, signals.reference, masks))
+            counts["train/reference_unscored"] = float(num_unscored(masks, signals.reference))
             masks = masks_of_scored(samples, signals.reference, masks)
         if signals.teacher is not None:
-            counts["train/opd_unscored"] = float(num_unscored(samples, signals.teacher, masks))
+            counts["train/opd_unscored"] = float(num_unscored(masks, signals.teacher))
         if self._weigh_tokens is not None and signals.old is not None:
-            weighed = await self._weigh_tokens(samples, signals.old, masks or [one.loss_mask for one in samples])
+            weighed = await self._weigh_tokens(samples, signals.old, masks)
             signals = replace(signals, tis_weights=weighed.weights)
             counts["train/custom_tis_failed"] = float(weighed.num_failed)
         return signals, masks, counts
@@ -229,7 +203,7 @@ class Learner:
         self,
         samples: Samples,
         signals: Signals,
-        masks: Masks | None,
+        masks: Masks,
         *,
         scale: float,
         critic_only: bool,
@@ -262,17 +236,28 @@ class Learner:
             self.policy.save_checkpoint,
             folder,
             step=step,
-            extra=extra,
+            extra={**extra, _FINGERPRINTS: self._fingerprints},
             write_more=None if critic is None else lambda temporary: critic.save(temporary / CRITIC_FOLDER),
         )
 
     async def load_checkpoint(self, folder: Path) -> dict[str, Any]:
-        """Go on from a checkpoint; returns its state with `step` and `extra`. ConfigError where it lacks a critic."""
+        """Go on from a checkpoint; returns its state with `step` and `extra`.
+
+        Raises ConfigError where it lacks a critic, or where a folder beside the policy holds another model than then.
+        """
         if self._critic is not None and not (folder / CRITIC_FOLDER).is_dir():
             raise ConfigError(
-                f"{folder} holds no critic, since it was trained with another --advantage-estimator. Resume with that "
-                "one, or start a new run from its weights (--hf-checkpoint)"
+                f"checkpoint {folder} holds no critic: it is of a run without one and cannot be resumed with "
+                "--advantage-estimator ppo. Resume it with the estimator that it was written with, or start a new run "
+                f"from its weights with --hf-checkpoint {folder}"
             )
+        for path, then in read_state(folder)["extra"].get(_FINGERPRINTS, {}).items():
+            if self._fingerprints.get(path, then) != then:
+                raise ConfigError(
+                    f"{path} holds another model than when {folder} was written, so the KL or the distillation would "
+                    "be against another one from here on. Put that one back, or name another folder with --ref-load or "
+                    "--opd-teacher if this is meant"
+                )
         state = await self._thread.run(self.policy.load_checkpoint, folder)
         if self._critic is not None:
             await self._thread.run(self._critic.load, folder / CRITIC_FOLDER)

@@ -123,8 +123,8 @@ def row_loss(tokens: RowTokens, config: ObjectiveConfig) -> tuple[torch.Tensor, 
             "rollout_logprob_abs_diff": ((current_N if config.rollout_as_old else before_N) - tokens.rollout_N).abs(),
             "kept": kept_N,
         }
-        totals = {name: values_N.sum().double() for name, values_N in sums.items()}
-        totals |= {name: (values_N * tokens.weights_N).sum().double() for name, values_N in parts.items()}
+        totals = {name: values_N.double().sum() for name, values_N in sums.items()}
+        totals |= {name: (values_N.double() * tokens.weights_N).sum() for name, values_N in parts.items()}
     return loss, totals | {"loss": loss.detach().double()}
 
 
@@ -133,7 +133,6 @@ def _corrected(
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """What the policy loss is multiplied with, which tokens stay in it, and what is counted of that."""
     weights_N = torch.ones_like(old_N)
-    kept_N = torch.ones_like(old_N, dtype=torch.bool)
     sums: dict[str, torch.Tensor] = {}
     if config.tis is not None:
         ratio_N = tis_ratio(old_N, tokens.rollout_N, tokens.sequence_N, config.tis.level)
@@ -142,7 +141,7 @@ def _corrected(
     elif tokens.tis_weights_N is not None:
         weights_N = tokens.tis_weights_N
         sums |= {"tis": weights_N, "tis_clipfrac": weights_N == 0}
-    kept_N = kept_N & (weights_N != 0)
+    kept_N = weights_N != 0
     if config.opsm_delta is not None:
         dropped_N = opsm_dropped(tokens.new_N, tokens.rollout_N, tokens.credits_N, tokens.sequence_N, config.opsm_delta)
         sums["opsm_clipfrac"] = dropped_N

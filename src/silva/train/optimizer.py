@@ -1,20 +1,27 @@
-"""AdamW as the trainer uses it: what an update is told, the step's parts, its state on disk."""
+"""What training the policy and training the critic have in common: a batch in rows, one step of AdamW, its state."""
 
 from __future__ import annotations
 
 import math
 import pickle
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
 from silva.train.packed_model import ComputeConfig
-from silva.train.packing import Reduction, check_reduction
+from silva.train.packing import PackedBatch, Reduction, check_reduction, pack_batch
+from silva.train.signals import Masks, PerSample
 from silva.types.errors import ConfigError, SilvaError
+from silva.types.rollout import TrainingSample
 
 OPTIMIZER_FILE = "optimizer.pt"
+
+SkipReason = Literal["no_trainable_tokens", "all_rejected", "nonfinite_loss", "nonfinite_gradient", "critic_only"]
+"""Why an optimizer step left weights and optimizer as they were."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +34,6 @@ class UpdateConfig(ComputeConfig):
 
     lr: float = 1e-6
     weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
     clip_grad: float = 1.0
     reduction: Reduction = "session_mean"
     max_response_len: int | None = None
@@ -39,9 +45,99 @@ class UpdateConfig(ComputeConfig):
             raise ConfigError(f"clip_grad is {self.clip_grad}; it must be a finite number >= 0")
 
 
-def build_adamw(
-    model: torch.nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)
-) -> torch.optim.AdamW:
+ConfigT = TypeVar("ConfigT", bound=UpdateConfig)
+
+
+class ModelTrainer(Generic[ConfigT]):
+    """A model under AdamW: a global batch in rows, one guarded step, and what a checkpoint holds of the optimizer.
+
+    The policy and the critic are two of these. Raises ConfigError for a learning rate or weight decay that is negative
+    or not finite.
+    """
+
+    def __init__(self, hf_dir: Path, config: ConfigT, model: torch.nn.Module) -> None:
+        self.hf_dir = hf_dir
+        self.config = config
+        self.num_updates = 0
+        """Optimizer steps taken, over all runs that this one resumes."""
+        self.skipped_steps: Counter[str] = Counter()
+        """Skipped steps by reason, likewise."""
+        self.optimizer = build_adamw(model, lr=config.lr, weight_decay=config.weight_decay)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the last step, or of the config before the first."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def _begin(self, lr: float) -> None:
+        self.config.enter_thread()
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _pack(
+        self,
+        samples: Sequence[TrainingSample],
+        loss_masks: Masks | None,
+        advantages: PerSample | None = None,
+    ) -> PackedBatch:
+        return pack_batch(
+            samples,
+            micro_batch_size=self.config.micro_batch_size,
+            max_tokens=self.config.max_tokens,
+            reduction=self.config.reduction,
+            max_response_len=self.config.max_response_len,
+            loss_masks=loss_masks,
+            advantages=advantages,
+        )
+
+    def _clip(self) -> float:
+        """Scale the gradient to `clip_grad`; its 2-norm before that, which may be no finite number."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return float(torch.nn.utils.clip_grad_norm_(parameters, self.config.clip_grad or math.inf))
+
+    def _take(self, loss: float, grad_norm: float, refusal: SkipReason | None = None) -> SkipReason | None:
+        """Take the step, unless something is not finite or refuses it: then nothing changes. Returns the reason."""
+        reason = refusal
+        if not math.isfinite(loss):
+            reason = "nonfinite_loss"
+        elif not math.isfinite(grad_norm):
+            reason = "nonfinite_gradient"
+        if reason is None:
+            self.optimizer.step()
+            self.num_updates += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        return reason
+
+    def _write_optimizer(self, folder: Path) -> None:
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "num_updates": self.num_updates,
+            "skipped_steps": dict(self.skipped_steps),
+        }
+        torch.save(state, folder / OPTIMIZER_FILE)
+
+    def _read_optimizer(self, folder: Path) -> dict[str, Any]:
+        """What `_write_optimizer` wrote. Raises SilvaError where it cannot be read."""
+        try:
+            saved = torch.load(folder / OPTIMIZER_FILE, map_location=self.config.torch_device, weights_only=True)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise SilvaError(f"checkpoint {folder}: {OPTIMIZER_FILE} cannot be read: {error}") from error
+        if not isinstance(saved, dict) or not {"optimizer", "num_updates", "skipped_steps"} <= saved.keys():
+            raise SilvaError(f"checkpoint {folder}: {OPTIMIZER_FILE} is not of this version of Silva")
+        return saved
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        """Take moments and counters; learning rate and weight decay stay. Raises ValueError on a misfit."""
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(saved["optimizer"])
+        for group, setting in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(setting)
+        self.num_updates = saved["num_updates"]
+        self.skipped_steps = Counter(saved["skipped_steps"])
+
+
+def build_adamw(model: torch.nn.Module, *, lr: float, weight_decay: float) -> torch.optim.AdamW:
     """AdamW over the trainable parameters; weight decay acts on matrices only, never on norms and biases.
 
     Raises ConfigError for a learning rate or weight decay that is negative or not finite.
@@ -54,29 +150,4 @@ def build_adamw(
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=betas)
-
-
-def clip_gradients(model: torch.nn.Module, max_norm: float | None) -> float:
-    """Scale all gradients so that their joint 2-norm is at most `max_norm` (None or 0: only measure).
-
-    Returns the norm before the clipping; where it is not finite the gradients must not be used.
-    """
-    limit = max_norm if max_norm else math.inf
-    return float(torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], limit))
-
-
-def read_optimizer(folder: Path, config: ComputeConfig) -> dict[str, Any]:
-    """What `torch.save` wrote to the optimizer file of `folder`. Raises SilvaError where it cannot be read."""
-    try:
-        return torch.load(folder / OPTIMIZER_FILE, map_location=config.torch_device, weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise SilvaError(f"checkpoint {folder}: {OPTIMIZER_FILE} cannot be read: {error}") from error
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Take the moments of a saved state; learning rate, weight decay and betas stay. Raises ValueError on a misfit."""
-    settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, setting in zip(optimizer.param_groups, settings, strict=True):
-        group.update(setting)
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=(0.9, 0.999))

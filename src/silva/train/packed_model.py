@@ -75,20 +75,16 @@ class PackedModel:
 
     def __init__(self, hf_dir: str | Path, config: ComputeConfig, *, role: str = "model", frozen: bool = False):
         self.hf_dir = Path(hf_dir)
-        self.compute = config
+        self.config = config
         self._role = role
         self.model = load_packed(self.hf_dir, config)
         if frozen:
             self.model.requires_grad_(False)
 
-    @property
-    def vocab_size(self) -> int:
-        return vocab_size_of(self.model)
-
     def forward(self, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [N, vocab] and ids [N] of the row's trainable tokens."""
-        token_ids_T, predict_N, targets_N = row_tensors(row, self.compute)
-        with self.compute.autocast():
+        token_ids_T, predict_N, targets_N = row_tensors(row, self.config)
+        with self.config.autocast():
             logits_NV = packed_forward(self.model, token_ids_T, row.document_lengths, predict_N)
         return logits_NV, targets_N
 
@@ -97,14 +93,14 @@ class PackedModel:
 
         def logprobs(row: PackedRow) -> torch.Tensor:
             logits_NV, targets_N = self.forward(row)
-            return token_logprobs(logits_NV, targets_N, self.compute.temperature)
+            return token_logprobs(logits_NV, targets_N, self.config.temperature)
 
         self.check_ids(samples)
-        return compute_in_rows(samples, self.compute, logprobs)
+        return compute_in_rows(samples, self.config, logprobs)
 
     def check_ids(self, samples: Sequence[TrainingSample]) -> None:
         """Raise SilvaError for a sample with ids that the model does not have."""
-        check_ids(samples, self.vocab_size, f"the {self._role} {self.hf_dir}")
+        check_ids(samples, vocab_size_of(self.model), f"the {self._role} {self.hf_dir}")
 
 
 def row_tensors(row: PackedRow, config: ComputeConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silva.train.balance import plan
-from silva.train.signals import PerSample
+from silva.train.signals import Masks, PerSample
 from silva.types.errors import ConfigError, SilvaError
 from silva.types.rollout import TrainingSample
 
@@ -37,7 +37,6 @@ class PackedRow:
     """
 
     token_ids_T: NDArray[np.int64]
-    position_ids_T: NDArray[np.int64]
     document_lengths: tuple[int, ...]
     predict_N: NDArray[np.int64]
     targets_N: NDArray[np.int64]
@@ -49,10 +48,9 @@ class PackedRow:
 
     def __post_init__(self) -> None:
         num_tokens = len(self.token_ids_T)
-        if sum(self.document_lengths) != num_tokens or len(self.position_ids_T) != num_tokens:
+        if sum(self.document_lengths) != num_tokens:
             raise ValueError(
-                f"a packed row holds {num_tokens} tokens, {len(self.position_ids_T)} positions and documents of "
-                f"{sum(self.document_lengths)} tokens"
+                f"a packed row holds {num_tokens} tokens and documents of {sum(self.document_lengths)} tokens"
             )
         per_token = (self.targets_N, self.owners_N, self.places_N, self.rollout_logprobs_N, self.advantages_N)
         lengths = [len(values_N) for values_N in (self.predict_N, *per_token, self.weights_N)]
@@ -110,7 +108,7 @@ def pack_batch(
     max_tokens: int | None = None,
     reduction: Reduction = "session_mean",
     max_response_len: int | None = None,
-    loss_masks: Sequence[Sequence[int]] | None = None,
+    loss_masks: Masks | None = None,
     advantages: PerSample | None = None,
 ) -> PackedBatch:
     """Pack one global batch: in rows of `micro_batch_size` samples, in the order given, or with `max_tokens` in rows of
@@ -124,7 +122,7 @@ def pack_batch(
     """
     check_reduction(reduction, max_response_len)
     check_row_size(micro_batch_size, max_tokens)
-    masks = [trainable(sample, None if loss_masks is None else loss_masks[i]) for i, sample in enumerate(samples)]
+    masks = trainable_masks(samples, loss_masks)
     if advantages is None:
         advantages = [credits_of(sample) for sample in samples]
     tokens_of_session: dict[str, int] = {}
@@ -217,10 +215,19 @@ def _token_weight(
     return 1.0 / (max_response_len * num_sessions)
 
 
-def trainable(sample: TrainingSample, loss_mask: Sequence[int] | None) -> NDArray[np.bool_]:
-    """The mask of a sample as bools [T], after the checks that its training relies on."""
+def trainable_masks(samples: Sequence[TrainingSample], loss_masks: Masks | None) -> list[NDArray[np.bool_]]:
+    """The mask of each sample as bools [T], after the checks that its training relies on.
+
+    `loss_masks` stands in for the samples' own. Raises SilvaError for a sample that cannot be trained.
+    """
+    if loss_masks is None:
+        loss_masks = [sample.loss_mask for sample in samples]
+    return [_trainable(sample, mask) for sample, mask in zip(samples, loss_masks, strict=True)]
+
+
+def _trainable(sample: TrainingSample, loss_mask: Sequence[int]) -> NDArray[np.bool_]:
     name = f"sample {sample.session_id}/{sample.name}"
-    mask_T = np.asarray(sample.loss_mask if loss_mask is None else loss_mask) != 0
+    mask_T = np.asarray(loss_mask) != 0
     if len(mask_T) != len(sample.token_ids):
         raise ValueError(f"{name}: a loss mask of {len(mask_T)} entries for {len(sample.token_ids)} tokens")
     if mask_T[0]:
@@ -270,7 +277,6 @@ def _pack_row(
     logprobs_T = np.concatenate([np.asarray(sample.logprobs, dtype=np.float64) for sample in chosen])
     return PackedRow(
         token_ids_T=token_ids_T,
-        position_ids_T=np.concatenate([np.arange(length, dtype=np.int64) for length in lengths]),
         document_lengths=tuple(lengths),
         predict_N=at_N - 1,
         targets_N=token_ids_T[at_N],

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,23 +20,14 @@ from silva.train.advantages import AdvantageConfig, mean_reward_kl, token_advant
 from silva.train.checkpoint import copy_side_files, read_state, write_checkpoint, write_model_folder
 from silva.train.losses.tokens import token_entropy, token_logprobs
 from silva.train.objective import ObjectiveConfig, RowTokens, batch_values, row_loss
-from silva.train.optimizer import (
-    OPTIMIZER_FILE,
-    UpdateConfig,
-    build_adamw,
-    clip_gradients,
-    read_optimizer,
-    restore_optimizer,
-)
+from silva.train.optimizer import ModelTrainer, SkipReason, UpdateConfig
 from silva.train.packed_model import PackedModel, load_model
-from silva.train.packing import PackedBatch, PackedRow, leave_out_too_long, pack_batch
-from silva.train.signals import PerSample, Signals
+from silva.train.packing import PackedBatch, PackedRow, leave_out_too_long
+from silva.train.signals import Masks, PerSample, Signals
 from silva.types.errors import SilvaError
 from silva.types.rollout import TrainingSample
 
 log = logging.getLogger("silva.train")
-
-SkipReason = Literal["no_trainable_tokens", "all_rejected", "nonfinite_loss", "nonfinite_gradient", "critic_only"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +59,7 @@ class StepResult:
         return self.reason is not None
 
 
-class PolicyTrainer:
+class PolicyTrainer(ModelTrainer[PolicyConfig]):
     """Owns the trainable weights of one causal LM, loaded from a local Hugging Face directory.
 
     Raises ConfigError when the directory cannot be loaded, lacks weights, or holds a model that cannot be trained in
@@ -77,18 +67,11 @@ class PolicyTrainer:
     """
 
     def __init__(self, hf_dir: str | Path, config: PolicyConfig | None = None) -> None:
-        self.config = config or PolicyConfig()
-        self.hf_dir = Path(hf_dir)
-        self.num_updates = 0
-        """Optimizer steps taken, over all runs that this one resumes."""
-        self.skipped_steps: Counter[str] = Counter()
-        """Skipped steps by reason, likewise."""
-        torch.manual_seed(self.config.seed)
-        self._packed = PackedModel(hf_dir, self.config)
+        config = config or PolicyConfig()
+        torch.manual_seed(config.seed)
+        self._packed = PackedModel(hf_dir, config)
         self.model = self._packed.model
-        self.optimizer = build_adamw(
-            self.model, lr=self.config.lr, weight_decay=self.config.weight_decay, betas=self.config.betas
-        )
+        super().__init__(Path(hf_dir), config, self.model)
 
     def train_step(
         self,
@@ -96,7 +79,7 @@ class PolicyTrainer:
         *,
         signals: Signals | None = None,
         advantages: PerSample | None = None,
-        loss_masks: Sequence[Sequence[int]] | None = None,
+        loss_masks: Masks | None = None,
         lr: float | None = None,
         measure_only: bool = False,
     ) -> StepResult:
@@ -109,16 +92,14 @@ class PolicyTrainer:
         trainable token, one of which OPSM or TIS left nothing, or with a loss or gradient that is not finite, changes
         nothing and is counted by reason.
         """
-        self.config.enter_thread()
+        self._begin(self.config.lr if lr is None else lr)
         signals = signals or Signals()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr if lr is None else lr
         if advantages is None:
             advantages = token_advantages(samples, self.config.advantages, signals, loss_masks=loss_masks).advantages
+        self._packed.check_ids(samples)
         batch = self._pack(samples, loss_masks, advantages)
         if batch.num_trainable == 0:
             return self._finish(batch, {}, "no_trainable_tokens")
-        self.optimizer.zero_grad(set_to_none=True)
         sums: dict[str, torch.Tensor] = {}
         for row in batch.rows:
             loss, row_sums = row_loss(self._row_tokens(row, samples, signals), self.config.objective)
@@ -128,21 +109,11 @@ class PolicyTrainer:
         values = batch_values(totals, batch.num_trainable)
         if self.config.advantages.shapes_reward:
             values["kl_reward"] = mean_reward_kl(samples, signals, loss_masks)
-        values["grad_norm"] = clip_gradients(self.model, self.config.clip_grad)
-        reason: SkipReason | None = None
-        if not math.isfinite(values["loss"]):
-            reason = "nonfinite_loss"
-        elif not math.isfinite(values["grad_norm"]):
-            reason = "nonfinite_gradient"
-        elif not totals["kept"] and not self.config.objective.has_side_terms:
-            reason = "all_rejected"
-        elif measure_only:
-            reason = "critic_only"
-        else:
-            self.optimizer.step()
-            self.num_updates += 1
-        self.optimizer.zero_grad(set_to_none=True)
-        return self._finish(batch, values, reason)
+        values["grad_norm"] = self._clip()
+        refusal: SkipReason | None = "critic_only" if measure_only else None
+        if not totals["kept"] and not self.config.objective.has_side_terms:
+            refusal = "all_rejected"
+        return self._finish(batch, values, self._take(values["loss"], values["grad_norm"], refusal))
 
     def leave_out_too_long(self, samples: Sequence[TrainingSample]) -> tuple[list[TrainingSample], int]:
         """What of a rollout can be trained, and how many samples are too long for a row (named in the log).
@@ -198,12 +169,7 @@ class PolicyTrainer:
 
         def write_files(temporary: Path) -> None:
             self._write_hf(temporary)
-            state = {
-                "optimizer": self.optimizer.state_dict(),
-                "num_updates": self.num_updates,
-                "skipped_steps": dict(self.skipped_steps),
-            }
-            torch.save(state, temporary / OPTIMIZER_FILE)
+            self._write_optimizer(temporary)
             if write_more is not None:
                 write_more(temporary)
 
@@ -224,35 +190,19 @@ class PolicyTrainer:
     def load_checkpoint(self, folder: str | Path) -> dict[str, Any]:
         """Take weights, optimizer state and counters from `folder`; returns its state with `step` and `extra`.
 
-        Learning rate, weight decay and betas stay those of this trainer's config. Raises SilvaError for a folder that
+        Learning rate and weight decay stay those of this trainer's config. Raises SilvaError for a folder that
         is not whole or belongs to another model; the trainer is then not to be used further.
         """
         self.config.enter_thread()
         folder = Path(folder)
         state = read_state(folder)
-        saved = read_optimizer(folder, self.config)
+        saved = self._read_optimizer(folder)
         try:
             self.model.load_state_dict(load_model(folder).state_dict())
-            restore_optimizer(self.optimizer, saved["optimizer"])
+            self._restore(saved)
         except (RuntimeError, ValueError) as error:
             raise SilvaError(f"checkpoint {folder} does not fit the model {self.hf_dir}: {error}") from error
-        self.num_updates = saved["num_updates"]
-        self.skipped_steps = Counter(saved["skipped_steps"])
         return state
-
-    def _pack(
-        self, samples: Sequence[TrainingSample], loss_masks: Sequence[Sequence[int]] | None, advantages: PerSample
-    ) -> PackedBatch:
-        self._packed.check_ids(samples)
-        return pack_batch(
-            samples,
-            micro_batch_size=self.config.micro_batch_size,
-            max_tokens=self.config.max_tokens,
-            reduction=self.config.reduction,
-            max_response_len=self.config.max_response_len,
-            loss_masks=loss_masks,
-            advantages=advantages,
-        )
 
     def _row_tokens(self, row: PackedRow, samples: Sequence[TrainingSample], signals: Signals) -> RowTokens:
         """The forward pass of a row, and what is known of its tokens."""
@@ -285,7 +235,7 @@ class PolicyTrainer:
 
     def _finish(self, batch: PackedBatch, values: dict[str, float], reason: SkipReason | None) -> StepResult:
         metrics = {f"train/{name}": value for name, value in values.items() if math.isfinite(value)}
-        metrics["train/lr"] = float(self.optimizer.param_groups[0]["lr"])
+        metrics["train/lr"] = self.lr
         metrics["train/empty_sessions"] = float(batch.num_empty_sessions)
         if reason is not None:
             self.skipped_steps[reason] += 1

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from silva.train.signals import Masks, PerSample
 from silva.types.rollout import TrainingSample
@@ -17,26 +18,22 @@ from silva.types.rollout import TrainingSample
 log = logging.getLogger("silva.train")
 
 
-def is_scored(sample: TrainingSample, scores_T: np.ndarray, mask: Sequence[int] | None = None) -> bool:
-    """All of its trainable tokens have a finite score."""
-    mask_T = np.asarray(sample.loss_mask if mask is None else mask) != 0
-    return bool(np.isfinite(scores_T[mask_T]).all())
+def is_scored(mask: Sequence[int], scores_T: NDArray[np.floating]) -> bool:
+    """All tokens that the mask leaves have a finite score."""
+    return bool(np.isfinite(scores_T[np.asarray(mask) != 0]).all())
 
 
-def num_unscored(samples: Sequence[TrainingSample], scores: PerSample, masks: Masks | None) -> int:
+def num_unscored(masks: Masks, scores: PerSample) -> int:
     """Samples with a trainable token that has no score."""
-    return sum(
-        not is_scored(sample, scores[i], None if masks is None else masks[i]) for i, sample in enumerate(samples)
-    )
+    return sum(not is_scored(mask, scores_T) for mask, scores_T in zip(masks, scores, strict=True))
 
 
-def masks_of_scored(samples: Sequence[TrainingSample], reference: PerSample, masks: Masks | None) -> list[list[int]]:
-    """The masks without those samples to which the reference gives no finite log-prob somewhere."""
-    out: list[list[int]] = []
-    for i, sample in enumerate(samples):
-        mask = sample.loss_mask if masks is None else masks[i]
-        if is_scored(sample, reference[i], mask):
-            out.append(list(mask))
+def masks_of_scored(samples: Sequence[TrainingSample], reference: PerSample, masks: Masks) -> Masks:
+    """The masks, 0 all over those samples of which the reference gives a trainable token no finite log-prob."""
+    out: list[Sequence[int]] = []
+    for i, (sample, mask) in enumerate(zip(samples, masks, strict=True)):
+        if is_scored(mask, reference[i]):
+            out.append(mask)
             continue
         at = next(t for t, bit in enumerate(mask) if bit and not np.isfinite(reference[i][t]))
         log.warning(
@@ -52,9 +49,9 @@ def masks_of_scored(samples: Sequence[TrainingSample], reference: PerSample, mas
 
 def whole_or_none(samples: Sequence[TrainingSample], teacher: PerSample) -> PerSample:
     """The teacher's scores, NaN all over a sample that has one which is no number."""
-    out: list[np.ndarray] = []
+    out: list[NDArray[np.floating]] = []
     for sample, scores_T in zip(samples, teacher, strict=True):
-        scored = is_scored(sample, scores_T)
+        scored = is_scored(sample.loss_mask, scores_T)
         if not scored and not np.isnan(scores_T).all():
             log.warning("%s is not distilled: the teacher gives a token of it no finite log-prob", sample.place)
         out.append(scores_T if scored else np.full_like(scores_T, np.nan))

@@ -77,7 +77,7 @@ class _Update:
     def metrics(self) -> dict[str, float]:
         if not self.results:
             return {}
-        return {**_mean_metrics(self.results), "train/too_long_samples": float(self.num_too_long)}
+        return {**mean_metrics(self.results), "train/too_long_samples": float(self.num_too_long)}
 
 
 class GroupSource(Protocol):
@@ -239,13 +239,13 @@ class Trainer:
         log.info("checkpoint %s", folder)
 
 
-def _mean_metrics(results: list[StepResult]) -> dict[str, float]:
-    """Metrics of a rollout's optimizer steps, averaged over the steps that have them."""
+def mean_metrics(results: list[StepResult]) -> dict[str, float]:
+    """Metrics of a rollout's optimizer steps, averaged over the steps that have them; skipped steps are counted."""
     names = {name for result in results for name in result.metrics}
     means: dict[str, float] = {}
     for name in sorted(names):
         values = [result.metrics[name] for result in results if name in result.metrics]
-        means[name] = sum(values) / len(values)
+        means[name] = sum(values) / (1 if "skipped_" in name else len(values))
     means["train/num_skipped_steps"] = float(sum(result.skipped for result in results))
     return means
 

@@ -10,6 +10,11 @@ from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort"]
 
+LOWEST_LOGPROB = -3.4e38
+"""Log-probs are kept in 32 bits."""
+LOGPROB_ROUNDING = 1e-3
+"""How far above 0 rounding may lift one."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
