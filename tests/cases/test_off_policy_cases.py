@@ -78,7 +78,7 @@ def test_loss_07_a_sequence_is_dropped_as_a_whole_by_its_credit() -> None:
     dropped_N = opsm_dropped(torch.zeros(6), recorded_N, torch.full((6,), -1.0), two_N, 0.2)
     assert dropped_N.tolist() == [True] * 3 + [False] * 3
     # what is no further than allowed stays
-    assert not opsm_dropped(current_N, recorded_N, torch.full((3,), -1.0), one_N, 1.0).any()
+    assert not opsm_dropped(torch.zeros(3), torch.full((3,), 0.5), torch.full((3,), -1.0), one_N, 0.5).any()
 
 
 def test_loss_07_masked_positions_are_neither_in_the_gap_nor_in_its_mean(hf_dir: Path) -> None:
