@@ -77,6 +77,8 @@ def test_loss_07_a_sequence_is_dropped_as_a_whole_by_its_credit() -> None:
     two_N = torch.tensor([0, 0, 0, 1, 1, 1])
     dropped_N = opsm_dropped(torch.zeros(6), recorded_N, torch.full((6,), -1.0), two_N, 0.2)
     assert dropped_N.tolist() == [True] * 3 + [False] * 3
+    # what is no further than allowed stays
+    assert not opsm_dropped(torch.zeros(3), torch.full((3,), 0.5), torch.full((3,), -1.0), one_N, 0.5).any()
 
 
 def test_loss_07_masked_positions_are_neither_in_the_gap_nor_in_its_mean(hf_dir: Path) -> None:
@@ -92,6 +94,18 @@ def test_loss_07_masked_positions_are_neither_in_the_gap_nor_in_its_mean(hf_dir:
     assert result.metrics["train/loss"] == pytest.approx(0.0, abs=1e-6)
     alone = trainer.train_step(with_credit([bad, near], -1.0, -1.0)).metrics
     assert alone["train/loss"] == pytest.approx(0.5, rel=1e-5)
+
+
+def test_loss_07_the_present_policy_and_the_credit_of_the_context_decide(hf_dir: Path) -> None:
+    trainer = make_trainer(hf_dir, ObjectiveConfig(opsm_delta=0.1), lr=0.0)
+    bad, good = with_credit(samples_near(trainer, [-0.5, -0.5]), -1.0, 1.0)
+    # the old policy was where the engine is, and a turn of each was credited the other way than its context
+    samples = [replace(bad, response_credits=(1.0, -5.0)), replace(good, response_credits=(-1.0, 5.0))]
+    signals = Signals(old=[np.asarray(one.logprobs) for one in samples])
+    metrics = trainer.train_step(samples, signals=signals).metrics
+    # the good one stays whole: ratio exp(-0.5), below the bound only where credit is negative
+    assert metrics["train/opsm_clipfrac"] == 0.5
+    assert metrics["train/pg_loss"] == pytest.approx((2 * 0.8 - 5 * math.exp(-0.5)) / 3 / 2, rel=1e-5)
 
 
 class Watched(TorchEngine):

@@ -125,7 +125,12 @@ def test_failed_sessions_make_steps_smaller_and_prompts_say_how_many_there_are()
 def test_gradient_equals_finite_differences(tmp_path: Path) -> None:
     samples = random_samples(3, 4)
     # an architecture whose norms stay in float64 (RMS norms of transformers go through float32)
-    trainer = make_trainer(write_model(tmp_path, "gpt_neox"), micro_batch_size=2, temperature=0.8)
+    trainer = make_trainer(
+        write_model(tmp_path, "gpt_neox"),
+        micro_batch_size=2,
+        temperature=0.8,
+        objective=ObjectiveConfig(entropy_coef=0.3),
+    )
     trainer.model.double()
     old = old_policy(samples, trainer, spread=0.05)
     _, gradients = step_with_gradients(trainer, samples, signals=Signals(old=old))
