@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from silva import __version__
+from silva.config.option import flag_of
 from silva.config.parse import add_options
 from silva.types.errors import ConfigError, DatasetError, first_silva_error
 
@@ -95,7 +96,7 @@ def _unknown(args: argparse.Namespace, words: Sequence[str]) -> str:
     """What to say of words that the command does not know: the first of them, with a close option."""
     if not words[0].startswith("-"):
         return f"{words[0]!r} belongs to no option (silva {args.command} --help lists all)"
-    names = ["--" + name.replace("_", "-") for name in vars(args)]
+    names = [flag_of(name) for name in vars(args)]
     close = difflib.get_close_matches(words[0].partition("=")[0], names, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"unknown option {words[0]}{hint} (silva {args.command} --help lists all)"

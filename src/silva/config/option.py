@@ -21,6 +21,11 @@ class OptionInfo:
     metavar: str | None = None
 
 
+def flag_of(name: str) -> str:
+    """How an option of this name is written on the command line."""
+    return "--" + name.replace("_", "-")
+
+
 def opt(group: str, kind: str, default: Any, help: str, **more: Any) -> Any:
     """A dataclass field that carries its OptionInfo."""
     info = OptionInfo(group=group, help=help, kind=kind, **more)

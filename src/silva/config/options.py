@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from silva.config.option import opt
+from silva.config.option import flag_of, opt
 from silva.config.training_options import TrainingOptions
 from silva.state.parsers import parser_names
 from silva.state.profiles import PROFILES
@@ -424,5 +424,4 @@ LATER: Mapping[str, tuple[str, str]] = {
 
 def later_sentence(name: str) -> str:
     """Why an option of `LATER` is refused."""
-    flag = "--" + name.replace("_", "-")
-    return f"{flag} belongs to {LATER[name][1]}, which this version of Silva does not have yet; leave it out"
+    return f"{flag_of(name)} belongs to {LATER[name][1]}, which this version of Silva does not have yet; leave it out"

@@ -15,8 +15,9 @@ from typing import Any
 
 import tomli_w
 
-from silva.config.option import OptionInfo
+from silva.config.option import OptionInfo, flag_of
 from silva.config.options import LATER, RunConfig, later_sentence
+from silva.config.training_options import TrainingOptions
 from silva.types.errors import ConfigError
 
 _UNSET: Any = object()
@@ -52,15 +53,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Give a command every option, in groups; those whose part is not built stand in a group of their own."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     options = option_fields().items()
-    # inherited fields come first in a class; the help starts with the others all the same
-    for name, (item, info) in sorted(options, key=lambda option: option[1][1].group in ("algorithm", "training")):
+    # inherited fields come first in a class; the help starts with its own all the same
+    inherited = {item.name for item in fields(TrainingOptions)}
+    for name, (item, info) in sorted(options, key=lambda option: option[0] in inherited):
         if info.group not in groups:
             groups[info.group] = parser.add_argument_group(info.group)
         _add_flag(groups[info.group], name, item, info)
     later = parser.add_argument_group("not built yet (refused)")
     for name, (count, part) in LATER.items():
         nargs: dict[str, Any] = {"0": {"action": "store_true"}, "+": {"nargs": "+"}}.get(count, {})
-        later.add_argument(_flag(name), dest=name, default=_UNSET, help=f"Belongs to {part}.", **nargs)
+        later.add_argument(flag_of(name), dest=name, default=_UNSET, help=f"Belongs to {part}.", **nargs)
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, item: Field[Any], info: OptionInfo) -> None:
@@ -69,7 +71,7 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, item: Field[Any], info:
     shown = "" if untold else f" (default: {default:g})" if info.kind == "float" else f" (default: {default})"
     more: dict[str, Any] = {"dest": name, "default": _UNSET, "help": (info.help + shown).replace("%", "%%")}
     if info.kind == "bool":
-        group.add_argument(_flag(name), action=argparse.BooleanOptionalAction, **more)
+        group.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, **more)
         return
     if info.kind in ("list", "intlist"):
         more["nargs"], more["action"] = "+", _Extend
@@ -77,7 +79,7 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, item: Field[Any], info:
         more["metavar"] = "{" + ",".join(info.choices) + "}"
     elif info.metavar or info.kind in _METAVARS:
         more["metavar"] = info.metavar or _METAVARS[info.kind]
-    group.add_argument(_flag(name), **more)
+    group.add_argument(flag_of(name), **more)
 
 
 def resolve(namespace: argparse.Namespace, *, base: Mapping[str, Any] | None = None) -> RunConfig:
@@ -149,7 +151,7 @@ def _checked(name: str, value: Any, info: OptionInfo) -> Any:
 
 def _read_text(name: str, value: Any, info: OptionInfo) -> str:
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{_flag(name)} is {value!r}; it must be a text that is not empty")
+        raise ConfigError(f"{flag_of(name)} is {value!r}; it must be a text that is not empty")
     _check_characters(name, value)
     return value
 
@@ -157,7 +159,7 @@ def _read_text(name: str, value: Any, info: OptionInfo) -> str:
 def _check_characters(name: str, value: str) -> None:
     """Refuse what no path, environment or config file can hold, such as bytes of the command line that are no UTF-8."""
     if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
-        raise ConfigError(f"{_flag(name)} is {value!r}; it must be a text in UTF-8 without NUL")
+        raise ConfigError(f"{flag_of(name)} is {value!r}; it must be a text in UTF-8 without NUL")
 
 
 def _read_int(name: str, value: Any, info: OptionInfo) -> int:
@@ -166,7 +168,7 @@ def _read_int(name: str, value: Any, info: OptionInfo) -> int:
             raise ValueError
         number = int(value)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{_flag(name)} is {value!r}; it must be a whole number") from error
+        raise ConfigError(f"{flag_of(name)} is {value!r}; it must be a whole number") from error
     _check_bounds(name, number, info)
     return number
 
@@ -177,11 +179,11 @@ def _read_float(name: str, value: Any, info: OptionInfo) -> float:
             raise ValueError
         number = float(value)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{_flag(name)} is {value!r}; it must be a number") from error
+        raise ConfigError(f"{flag_of(name)} is {value!r}; it must be a number") from error
     except OverflowError:
         number = math.inf if value > 0 else -math.inf
     if not math.isfinite(number):
-        raise ConfigError(f"{_flag(name)} is {reprlib.repr(value)}; it must be a finite number")
+        raise ConfigError(f"{flag_of(name)} is {reprlib.repr(value)}; it must be a finite number")
     _check_bounds(name, number, info)
     return number
 
@@ -190,17 +192,17 @@ def _check_bounds(name: str, number: float, info: OptionInfo) -> None:
     below = info.low is not None and (number <= info.low if info.low_open else number < info.low)
     if below:
         word = "above" if info.low_open else "at least"
-        raise ConfigError(f"{_flag(name)} is {number}; it must be {word} {info.low:g}")
+        raise ConfigError(f"{flag_of(name)} is {number}; it must be {word} {info.low:g}")
     if info.high is not None and number > info.high:
-        raise ConfigError(f"{_flag(name)} is {number}; it must be at most {info.high:g}")
+        raise ConfigError(f"{flag_of(name)} is {number}; it must be at most {info.high:g}")
     if abs(number) > (MAX_WHOLE if isinstance(number, int) else MAX_NUMBER):
         limit = MAX_WHOLE if isinstance(number, int) else f"{MAX_NUMBER:g}"
-        raise ConfigError(f"{_flag(name)} is {reprlib.repr(number)}; its magnitude must be at most {limit}")
+        raise ConfigError(f"{flag_of(name)} is {reprlib.repr(number)}; its magnitude must be at most {limit}")
 
 
 def _read_bool(name: str, value: Any, info: OptionInfo) -> bool:
     if not isinstance(value, bool):
-        raise ConfigError(f"{_flag(name)} is {value!r}; it must be true or false")
+        raise ConfigError(f"{flag_of(name)} is {value!r}; it must be true or false")
     return value
 
 
@@ -209,19 +211,19 @@ def _read_object(name: str, value: Any, info: OptionInfo) -> dict[str, Any]:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise ConfigError(f"{_flag(name)} is {value!r}; it must be a JSON object ({error})") from error
+            raise ConfigError(f"{flag_of(name)} is {value!r}; it must be a JSON object ({error})") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{_flag(name)} is {value!r}; it must be a JSON object")
+        raise ConfigError(f"{flag_of(name)} is {value!r}; it must be a JSON object")
     return value
 
 
 def _read_choice(name: str, value: Any, info: OptionInfo) -> str:
     if value in info.later_choices:
-        raise ConfigError(f"{_flag(name)} {value} is not built in this version of Silva yet; use {_listed(info)}")
+        raise ConfigError(f"{flag_of(name)} {value} is not built in this version of Silva yet; use {_listed(info)}")
     if value not in info.choices:
         close = difflib.get_close_matches(str(value), info.choices, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
-        raise ConfigError(f"{_flag(name)} is {value!r}{hint}; it must be one of {', '.join(info.choices)}")
+        raise ConfigError(f"{flag_of(name)} is {value!r}{hint}; it must be one of {', '.join(info.choices)}")
     return value
 
 
@@ -234,7 +236,7 @@ def _read_texts(name: str, value: Any, info: OptionInfo) -> list[str]:
     if isinstance(value, dict):
         value = [f"{key}={item}" for key, item in value.items()]
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ConfigError(f"{_flag(name)} is {value!r}; it must be a list of texts")
+        raise ConfigError(f"{flag_of(name)} is {value!r}; it must be a list of texts")
     for item in value:
         _check_characters(name, item)
     return list(value)
@@ -242,9 +244,5 @@ def _read_texts(name: str, value: Any, info: OptionInfo) -> list[str]:
 
 def _read_ints(name: str, value: Any, info: OptionInfo) -> list[int]:
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ConfigError(f"{_flag(name)} is {value!r}; it must be a list of whole numbers")
+        raise ConfigError(f"{flag_of(name)} is {value!r}; it must be a list of whole numbers")
     return [_read_int(name, item, info) for item in value]
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from silva.config.addresses import is_base_url
+from silva.config.option import flag_of
 from silva.config.options import RunConfig
 from silva.config.validate_training import check_algorithm, check_credit, check_group_size, check_training_run
 from silva.state.profiles import parse_profiles
@@ -69,7 +70,7 @@ def _check_temperatures(config: RunConfig) -> None:
         value = getattr(config, name)
         if value is not None and 0 < value < LEAST_TEMPERATURE:
             raise ConfigError(
-                f"--{name.replace('_', '-')} is {value:g}; it must be 0, which always takes the likeliest token, or at "
+                f"{flag_of(name)} is {value:g}; it must be 0, which always takes the likeliest token, or at "
                 f"least {LEAST_TEMPERATURE:g}"
             )
 
@@ -106,7 +107,7 @@ def _check_debug_modes(config: RunConfig, command: Command) -> None:
 def _refuse_set(config: RunConfig, names: tuple[str, ...], flag: str, why: str) -> None:
     for name in names:
         if getattr(config, name) is not None:
-            raise ConfigError(f"--{name.replace('_', '-')} cannot be used with {flag}, which {why}; leave it out")
+            raise ConfigError(f"{flag_of(name)} cannot be used with {flag}, which {why}; leave it out")
 
 
 def validate_judgement(config: RunConfig) -> None:
@@ -232,7 +233,7 @@ def _check_packing(config: RunConfig) -> None:
 
 def _need(config: RunConfig, name: str, what: str) -> None:
     if getattr(config, name) is None:
-        raise ConfigError(f"--{name.replace('_', '-')} is missing: {what}")
+        raise ConfigError(f"{flag_of(name)} is missing: {what}")
 
 
 def _check_engine(config: RunConfig, command: Command) -> None:
@@ -241,7 +242,7 @@ def _check_engine(config: RunConfig, command: Command) -> None:
     for name in ("engine_script", "engine_log"):
         if config.engine != "scripted" and getattr(config, name) is not None:
             raise ConfigError(
-                f"--{name.replace('_', '-')} is set, but --engine is {config.engine}; it goes with --engine scripted"
+                f"{flag_of(name)} is set, but --engine is {config.engine}; it goes with --engine scripted"
             )
     if config.engine == "sglang":
         _check_sglang(config, command)
@@ -341,7 +342,7 @@ def _check_save_hf(config: RunConfig) -> None:
         read = getattr(config, name)
         if config.save_hf is not None and read is not None and Path(config.save_hf).resolve() == Path(read).resolve():
             raise ConfigError(
-                f"--save-hf {config.save_hf} is the folder of --{name.replace('_', '-')}, which would be overwritten: "
+                f"--save-hf {config.save_hf} is the folder of {flag_of(name)}, which would be overwritten: "
                 "no resumed run could start from it again. Name another one"
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from silva.config.addresses import is_address, is_base_url
+from silva.config.option import flag_of
 from silva.config.options import RunConfig
 from silva.train.algorithms import ALGORITHMS, SPECIAL_OPTIONS, Algorithm
 from silva.types.errors import ConfigError
@@ -37,7 +38,7 @@ def check_algorithm(config: RunConfig) -> None:
     for flag, others in _NEEDED.items():
         for name in others:
             if _is_set(config, name) and not getattr(config, flag):
-                raise ConfigError(f"{_shown(config, name)} does nothing without {_flag(flag)}; set both or neither")
+                raise ConfigError(f"{_shown(config, name)} does nothing without {flag_of(flag)}; set both or neither")
     _check_clip(config)
     _check_reference(config)
     _check_off_policy(config, algorithm)
@@ -237,10 +238,6 @@ def _is_set(config: RunConfig, name: str) -> bool:
     return getattr(config, name) != default
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def _shown(config: RunConfig, name: str) -> str:
     value = getattr(config, name)
-    return _flag(name) if value is True else f"{_flag(name)} {value}"
+    return flag_of(name) if value is True else f"{flag_of(name)} {value}"
