@@ -33,6 +33,7 @@ from silva.config.options import RunConfig
 from silva.config.parse import from_values
 from silva.config.validate_training import check_algorithm
 from silva.credit.assign import assign_group_credit
+from silva.train.advantages import TokenAdvantages
 from silva.train.algorithms import ALGORITHMS, SPECIAL_OPTIONS, Algorithm
 from silva.train.corrections import TisConfig
 from silva.train.learner import Learner, TorchThread
@@ -250,9 +251,9 @@ def test_what_stands_at_masked_tokens_changes_nothing(trainer: PolicyTrainer, hf
     assert second[0] == first[0] and 0 < first[0].metrics["train/opsm_clipfrac"] < 1
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(second[1], first[1], strict=True))
     given = [np.ones(len(s.token_ids)) for s in samples]
-    third = step_with_gradients(trainer, samples, signals=signals, advantages=given)
-    fourth = step_with_gradients(
-        trainer, samples, signals=signals, advantages=[dirty(v, i) for i, v in enumerate(given)]
+    third, fourth = (
+        step_with_gradients(trainer, samples, signals=signals, advantages=TokenAdvantages(advantages=arrays))
+        for arrays in (given, [dirty(v, i) for i, v in enumerate(given)])
     )
     assert third[0] == fourth[0] and third[0].metrics["train/grad_norm"] > 0
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(third[1], fourth[1], strict=True))

@@ -110,10 +110,14 @@ def _shaping(numbers: SequenceNumbers, config: AdvantageConfig) -> Floats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenAdvantages:
-    """One array a sample, of its length [T], 0 where nothing is trained. `returns`: what a critic learns, if any."""
+    """One array a sample, of its length [T], 0 where nothing is trained. `returns`: what a critic learns, if any.
+
+    `mean_kl` is the mean of k1 = old - reference over all trainable tokens, where it is part of the rewards.
+    """
 
     advantages: PerSample
     returns: PerSample | None = None
+    mean_kl: float | None = None
 
 
 def token_advantages(
@@ -130,8 +134,11 @@ def token_advantages(
     masks = trainable_masks(samples, loss_masks)
     parts: list[Floats] = []
     targets: list[Floats] = []
+    kls: list[Floats] = []
     for i, (sample, mask_T) in enumerate(zip(samples, masks, strict=True)):
         numbers = _numbers(sample, i, mask_T, signals, config)
+        if numbers.kl_N is not None:
+            kls.append(numbers.kl_N)
         if config.kind == "gae":
             advantages_N, returns_N = gae(numbers, config)
             targets.append(returns_N)
@@ -141,18 +148,10 @@ def token_advantages(
     if config.whiten:
         parts = whiten(parts)
     return TokenAdvantages(
-        advantages=_spread_out(parts, masks), returns=_spread_out(targets, masks) if config.kind == "gae" else None
+        advantages=_spread_out(parts, masks),
+        returns=_spread_out(targets, masks) if config.kind == "gae" else None,
+        mean_kl=float(np.concatenate(kls).mean()) if any(map(len, kls)) else None,
     )
-
-
-def mean_reward_kl(samples: Sequence[TrainingSample], signals: Signals, loss_masks: Masks | None) -> float:
-    """Mean of k1 = old - reference over the trainable tokens of a batch, which has some."""
-    assert signals.old is not None and signals.reference is not None
-    parts: list[Floats] = []
-    for i, mask_T in enumerate(trainable_masks(samples, loss_masks)):
-        old_N, reference_N = (np.asarray(of[i], dtype=np.float64)[mask_T] for of in (signals.old, signals.reference))
-        parts.append(old_N - reference_N)
-    return float(np.concatenate(parts).mean())
 
 
 def _numbers(

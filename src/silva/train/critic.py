@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from silva.train.attention import packed_states
 from silva.train.losses.value import value_loss
-from silva.train.optimizer import ModelTrainer, SkipReason, UpdateConfig
+from silva.train.optimizer import ModelTrainer, UpdateConfig
 from silva.train.packed_model import check_ids, compute_in_rows, load_packed, row_tensors, vocab_size_of
 from silva.train.packing import PackedBatch, PackedRow
 from silva.train.signals import Masks, PerSample
@@ -113,7 +113,7 @@ class ValueTrainer(ModelTrainer[CriticConfig]):
         self._check_ids(samples)
         batch = self._pack(samples, loss_masks)
         if batch.num_trainable == 0:
-            return self._finish({}, "no_trainable_tokens")
+            return self._told({}, "no_trainable_tokens", prefix="critic_")
         loss, num_limited = self._backward(batch, old_values, returns)
         grad_norm = self._clip()
         reason = self._take(loss, grad_norm)
@@ -122,7 +122,7 @@ class ValueTrainer(ModelTrainer[CriticConfig]):
             "value_clipfrac": num_limited / batch.num_trainable,
             "critic_grad_norm": grad_norm,
         }
-        return self._finish(measured | _compared(batch, old_values, returns), reason)
+        return self._told(measured | _compared(batch, old_values, returns), reason, prefix="critic_")
 
     def save(self, folder: Path) -> None:
         """Write weights and optimizer to a new folder inside a checkpoint."""
@@ -171,14 +171,6 @@ class ValueTrainer(ModelTrainer[CriticConfig]):
 
     def _check_ids(self, samples: Sequence[TrainingSample]) -> None:
         check_ids(samples, self._vocab_size, f"the critic made from {self.hf_dir}")
-
-    def _finish(self, measured: dict[str, float], reason: SkipReason | None) -> dict[str, float]:
-        metrics = {f"train/{name}": value for name, value in measured.items() if math.isfinite(value)}
-        metrics["train/critic_lr"] = self.lr
-        if reason is not None:
-            self.skipped_steps[reason] += 1
-            metrics[f"train/critic_skipped_{reason}"] = 1.0
-        return metrics
 
 
 def _compared(batch: PackedBatch, old_values: PerSample, returns: PerSample) -> dict[str, float]:

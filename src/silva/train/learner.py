@@ -212,7 +212,7 @@ class Learner:
         result = self.policy.train_step(
             samples,
             signals=signals,
-            advantages=made.advantages,
+            advantages=made,
             loss_masks=masks,
             lr=scale * self.policy.config.lr,
             measure_only=critic_only,

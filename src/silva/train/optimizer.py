@@ -64,11 +64,6 @@ class ModelTrainer(Generic[ConfigT]):
         """Skipped steps by reason, likewise."""
         self.optimizer = build_adamw(model, lr=config.lr, weight_decay=config.weight_decay)
 
-    @property
-    def lr(self) -> float:
-        """The learning rate of the last step, or of the config before the first."""
-        return float(self.optimizer.param_groups[0]["lr"])
-
     def _begin(self, lr: float) -> None:
         self.config.enter_thread()
         for group in self.optimizer.param_groups:
@@ -108,6 +103,15 @@ class ModelTrainer(Generic[ConfigT]):
             self.num_updates += 1
         self.optimizer.zero_grad(set_to_none=True)
         return reason
+
+    def _told(self, measured: dict[str, float], reason: SkipReason | None, *, prefix: str = "") -> dict[str, float]:
+        """Metrics `train/...` of a step: what is finite of `measured`, the learning rate, and why it was skipped."""
+        metrics = {f"train/{name}": value for name, value in measured.items() if math.isfinite(value)}
+        metrics[f"train/{prefix}lr"] = float(self.optimizer.param_groups[0]["lr"])
+        if reason is not None:
+            self.skipped_steps[reason] += 1
+            metrics[f"train/{prefix}skipped_{reason}"] = 1.0
+        return metrics
 
     def _write_optimizer(self, folder: Path) -> None:
         state = {

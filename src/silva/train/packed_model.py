@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ class ComputeConfig:
 
     @property
     def torch_device(self) -> torch.device:
-        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return torch.device(self.device or _default_device())
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -64,6 +65,12 @@ class ComputeConfig:
         # torch keeps its thread count per calling thread, and each call may come from another one
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
+
+
+@functools.cache
+def _default_device() -> str:
+    # asked for every row, and the driver is slow to answer
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class PackedModel:

@@ -33,7 +33,8 @@ class PackedRow:
     """Documents that go through the model in one forward pass.
 
     `_T` runs over all tokens of the row, `_N` over its trainable tokens in row order. The logits at `predict_N[n]`
-    predict `targets_N[n]`; `owners_N[n]` is the index of its sample in the batch, `places_N[n]` its place there.
+    predict `targets_N[n]`; `owners_N[n]` is the index of its sample in the batch, `places_N[n]` its place there,
+    `credits_N[n]` the credit of that sample.
     """
 
     token_ids_T: NDArray[np.int64]
@@ -44,6 +45,7 @@ class PackedRow:
     places_N: NDArray[np.int64]
     rollout_logprobs_N: NDArray[np.float64]
     advantages_N: NDArray[np.float64]
+    credits_N: NDArray[np.float64]
     weights_N: NDArray[np.float64]
 
     def __post_init__(self) -> None:
@@ -53,7 +55,7 @@ class PackedRow:
                 f"a packed row holds {num_tokens} tokens and documents of {sum(self.document_lengths)} tokens"
             )
         per_token = (self.targets_N, self.owners_N, self.places_N, self.rollout_logprobs_N, self.advantages_N)
-        lengths = [len(values_N) for values_N in (self.predict_N, *per_token, self.weights_N)]
+        lengths = [len(values_N) for values_N in (self.predict_N, *per_token, self.credits_N, self.weights_N)]
         if len(set(lengths)) != 1:
             raise ValueError(f"the trainable tokens of a packed row do not line up: lengths {lengths}")
         if lengths[0] and not (self.token_ids_T[self.predict_N + 1] == self.targets_N).all():
@@ -286,5 +288,6 @@ def _pack_row(
         advantages_N=np.concatenate(
             [np.asarray(advantages[i], dtype=np.float64)[p_N] for i, p_N in zip(indices, places, strict=True)]
         ),
+        credits_N=np.repeat(np.asarray([sample.credit for sample in chosen], dtype=np.float64), counts),
         weights_N=np.repeat([weight_of_session[sample.session_id] for sample in chosen], counts),
     )

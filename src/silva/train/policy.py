@@ -6,7 +6,6 @@ Everything here blocks and belongs to one thread at a time; it knows nothing of 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from silva.train.advantages import AdvantageConfig, mean_reward_kl, token_advantages
+from silva.train.advantages import AdvantageConfig, TokenAdvantages, token_advantages
 from silva.train.checkpoint import copy_side_files, read_state, write_checkpoint, write_model_folder
 from silva.train.losses.tokens import token_entropy, token_logprobs
 from silva.train.objective import ObjectiveConfig, RowTokens, batch_values, row_loss
@@ -78,7 +77,7 @@ class PolicyTrainer(ModelTrainer[PolicyConfig]):
         samples: Sequence[TrainingSample],
         *,
         signals: Signals | None = None,
-        advantages: PerSample | None = None,
+        advantages: TokenAdvantages | None = None,
         loss_masks: Masks | None = None,
         lr: float | None = None,
         measure_only: bool = False,
@@ -86,8 +85,8 @@ class PolicyTrainer(ModelTrainer[PolicyConfig]):
         """One optimizer step on one global batch: `samples` with credit, all of them, packed as the config says.
 
         `signals` are what the objective asks for. Without `old` among them the log-probs of this very forward pass are
-        those of the old policy, which is right for the first step on this data. `advantages` (one array a sample) are
-        those of `token_advantages`, made here where they are not given. `loss_masks` stands in for the samples' masks,
+        those of the old policy, which is right for the first step on this data. `advantages` are made here
+        where they are not given. `loss_masks` stands in for the samples' masks,
         `lr` for that of the config. With `measure_only` there is no update, only its metrics. A batch without a
         trainable token, one of which OPSM or TIS left nothing, or with a loss or gradient that is not finite, changes
         nothing and is counted by reason.
@@ -95,20 +94,20 @@ class PolicyTrainer(ModelTrainer[PolicyConfig]):
         self._begin(self.config.lr if lr is None else lr)
         signals = signals or Signals()
         if advantages is None:
-            advantages = token_advantages(samples, self.config.advantages, signals, loss_masks=loss_masks).advantages
+            advantages = token_advantages(samples, self.config.advantages, signals, loss_masks=loss_masks)
         self._packed.check_ids(samples)
-        batch = self._pack(samples, loss_masks, advantages)
+        batch = self._pack(samples, loss_masks, advantages.advantages)
         if batch.num_trainable == 0:
             return self._finish(batch, {}, "no_trainable_tokens")
         sums: dict[str, torch.Tensor] = {}
         for row in batch.rows:
-            loss, row_sums = row_loss(self._row_tokens(row, samples, signals), self.config.objective)
+            loss, row_sums = row_loss(self._row_tokens(row, signals), self.config.objective)
             loss.backward()
             sums = {name: value + sums[name] if name in sums else value for name, value in row_sums.items()}
         totals = {name: float(value) for name, value in sums.items()}
         values = batch_values(totals, batch.num_trainable)
-        if self.config.advantages.shapes_reward:
-            values["kl_reward"] = mean_reward_kl(samples, signals, loss_masks)
+        if advantages.mean_kl is not None:
+            values["kl_reward"] = advantages.mean_kl
         values["grad_norm"] = self._clip()
         refusal: SkipReason | None = "critic_only" if measure_only else None
         if not totals["kept"] and not self.config.objective.has_side_terms:
@@ -204,7 +203,7 @@ class PolicyTrainer(ModelTrainer[PolicyConfig]):
             raise SilvaError(f"checkpoint {folder} does not fit the model {self.hf_dir}: {error}") from error
         return state
 
-    def _row_tokens(self, row: PackedRow, samples: Sequence[TrainingSample], signals: Signals) -> RowTokens:
+    def _row_tokens(self, row: PackedRow, signals: Signals) -> RowTokens:
         """The forward pass of a row, and what is known of its tokens."""
         logits_NV, targets_N = self._packed.forward(row)
         temperature = self.config.temperature
@@ -218,13 +217,12 @@ class PolicyTrainer(ModelTrainer[PolicyConfig]):
         def gathered(values: PerSample | None) -> torch.Tensor | None:
             return None if values is None else tensor(row.gather(values))
 
-        credits = np.asarray([sample.credit for sample in samples], dtype=np.float64)
         return RowTokens(
             new_N=new_N,
             entropy_N=entropy_N,
             rollout_N=tensor(row.rollout_logprobs_N),
             advantages_N=tensor(row.advantages_N),
-            credits_N=tensor(credits[row.owners_N]),
+            credits_N=tensor(row.credits_N),
             weights_N=tensor(row.weights_N),
             sequence_N=torch.from_numpy(row.sequence_N).to(new_N.device),
             old_N=gathered(signals.old),
@@ -234,14 +232,9 @@ class PolicyTrainer(ModelTrainer[PolicyConfig]):
         )
 
     def _finish(self, batch: PackedBatch, values: dict[str, float], reason: SkipReason | None) -> StepResult:
-        metrics = {f"train/{name}": value for name, value in values.items() if math.isfinite(value)}
-        metrics["train/lr"] = self.lr
-        metrics["train/empty_sessions"] = float(batch.num_empty_sessions)
-        if reason is not None:
-            self.skipped_steps[reason] += 1
-            metrics[f"train/skipped_{reason}"] = 1.0
+        empty = {"train/empty_sessions": float(batch.num_empty_sessions)}
         return StepResult(
-            metrics=metrics,
+            metrics=self._told(values, reason) | empty,
             reason=reason,
             num_sessions=batch.num_sessions,
             num_samples=batch.num_samples,
