@@ -15,6 +15,7 @@ from silva.gateway.room import refuse_hopeless
 from silva.gateway.sessions import LiveSession
 from silva.inference.attempts import EngineClient, Generation, cut_ids, derived_seed
 from silva.inference.engine import Engine
+from silva.inference.time_limit import RETRY_DELAYS_S
 from silva.state.codec import TurnCodec
 from silva.state.difference import first_difference
 from silva.state.echo import EchoMatch, MessageAt
@@ -68,7 +69,7 @@ class TurnSettings:
     echo_match: EchoMatch = "lenient"
     profiles: tuple[Profile, ...] = tuple(PROFILES.values())
     engine_timeout_s: float = 300.0
-    retry_delays_s: tuple[float, ...] = (0.5, 2.0, 5.0)
+    retry_delays_s: tuple[float, ...] = RETRY_DELAYS_S
     resume_aborted: bool = True
 
     def sampling(self, mode: Mode) -> SamplingSettings:

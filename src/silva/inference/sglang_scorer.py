@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from silva.inference.sglang_http import READY_WAIT_S, Once, Refused, SglangHttp, context_len
 from silva.inference.sglang_scores_wire import OtherTokenizer, encode_score_request, read_scores, read_texts
-from silva.inference.time_limit import answer_in_time
+from silva.inference.time_limit import RETRY_DELAYS_S, answer_in_time
 from silva.inference.unscored import Unscored, tell_unscored
 from silva.types.clock import Clock
 from silva.types.errors import ConfigError, EngineFault, RunStopped
@@ -22,7 +22,6 @@ log = logging.getLogger("silva.engine")
 
 FLAG = "--opd-teacher"
 MAX_RUNNING = 32
-RETRY_DELAYS_S = (0.5, 2.0, 5.0)
 _PASSING = (408, 429)
 """Statuses below 500 that another try may not meet."""
 

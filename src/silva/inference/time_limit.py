@@ -1,4 +1,4 @@
-"""The time that a call to an engine or a server may take."""
+"""The time that a call to an engine or a server may take, and the pauses before it is made again."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from contextlib import asynccontextmanager
 
 from silva.types.clock import Clock, Timer
 from silva.types.errors import EngineFault
+
+RETRY_DELAYS_S = (0.5, 2.0, 5.0)
+"""Pauses before a failed call is made again, one try after each."""
 
 
 @asynccontextmanager

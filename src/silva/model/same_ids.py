@@ -57,8 +57,11 @@ def check_weight_files(folder: Path) -> None:
 
 
 def num_ids(folder: Path) -> int:
-    """Rows of a model's vocabulary."""
-    return _config_number(folder, "vocab_size")
+    """Rows of a model's vocabulary. Raises ConfigError where its config does not say."""
+    value = _text_config(hf_config_dict(folder)).get("vocab_size")
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{folder / 'config.json'}: vocab_size is {value!r}; it must be a whole number above 0")
+    return value
 
 
 def num_positions(folder: Path) -> int | None:
@@ -109,13 +112,6 @@ def _model_part(tokenizer: Mapping[str, Any], name: str) -> Any:
     value = model.get(name) if isinstance(model, dict) else None
     if name == "merges" and isinstance(value, list):  # written as "a b" or as ["a", "b"]
         return [merge if isinstance(merge, str) else " ".join(merge) for merge in value]
-    return value
-
-
-def _config_number(folder: Path, name: str) -> int:
-    value = _text_config(hf_config_dict(folder)).get(name)
-    if not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{folder / 'config.json'}: {name} is {value!r}; it must be a whole number above 0")
     return value
 
 
