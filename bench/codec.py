@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from codec.oracles import load as load_family
 
-from silva.state.codec import Past, SampledTail, TurnCodec
+from silva.codec import Past, SampledTail, TurnCodec
 from silva.types.messages import Conversation, Message, ToolCall
 
 TOOL = {

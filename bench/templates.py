@@ -21,7 +21,7 @@ from codec.oracles import NOW, ROOT, small_bpe
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 from silva.types.errors import ConfigError
 
 STEPS = (("text", "user"), ("call", "tool"), ("2 calls", "tool, tool"), ("call", "tool, user"))

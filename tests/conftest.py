@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from chatml_dir import build_chatml_dir
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 
 # The same examples in every run, and no clock: a slow machine is no fault. HYPOTHESIS_PROFILE=explore finds new ones.
 settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -16,9 +16,9 @@ from gateway_serve import Json, serving
 from pictures import data_uri, png
 from raw_http import RawClient
 
+from silva.codec import TurnCodec
 from silva.gateway.http import MAX_BODY_BYTES
 from silva.gateway.turns import SamplingSettings
-from silva.state.codec import TurnCodec
 from silva.state.lineage import linear_leaf
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]

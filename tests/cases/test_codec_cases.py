@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from silva.state.codec import SampledTail, TurnCodec, TurnDelta
+from silva.codec import SampledTail, TurnCodec, TurnDelta
 from silva.types.errors import TransitionRefused
 from silva.types.messages import Conversation, Message, ToolCall
 

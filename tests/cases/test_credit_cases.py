@@ -12,6 +12,7 @@ import pytest
 from contexts import context, forked
 from gateway_serve import Json, Serve, serving
 
+from silva.codec import TurnCodec
 from silva.credit.assign import assign_group_credit
 from silva.credit.grpo import standardised
 from silva.credit.maxrl import relative_to_mean
@@ -20,7 +21,6 @@ from silva.credit.shared import spread_credits
 from silva.credit.spread import CreditFunction, centred
 from silva.gateway.turns import SamplingSettings
 from silva.rollout.credit import CustomAdvantage
-from silva.state.codec import TurnCodec
 from silva.state.lineage import SharedPrefix, build_samples
 from silva.train.packing import pack_batch
 from silva.types.errors import GroupEnd, SilvaError

@@ -14,10 +14,10 @@ from manual_clock import ManualClock
 from silva_command import AGENT
 
 from silva.agent.client import AgentRunner
+from silva.codec import TurnCodec
 from silva.gateway.dialect import RETRY_HEADER
 from silva.rollout.driver import AgentSettings, ProcessDriver
 from silva.rollout.export import Exporter, ExportSettings
-from silva.state.codec import TurnCodec
 from silva.state.lineage import build_samples
 from silva.types.clock import SystemClock
 from silva.types.errors import AgentExecutionError, SessionFailure

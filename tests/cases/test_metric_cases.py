@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from in_process import Talk, producing
 
+from silva.codec import TurnCodec
 from silva.rollout.metrics import rollout_metrics
-from silva.state.codec import TurnCodec
 from silva.store.queries import accounting, open_run
 from silva.types.errors import SessionFailure
 from silva.types.rollout import ExportRecord

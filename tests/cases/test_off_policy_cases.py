@@ -16,11 +16,11 @@ from near_samples import make_trainer, samples_near, with_credit
 from tiny_model import build_tiny_model
 from train_tiny import write_least_model
 
+from silva.codec import TurnCodec
 from silva.config.parse import from_values
 from silva.config.validate_training import training_warnings
 from silva.gateway.turns import SamplingSettings
 from silva.inference.torch_engine import TorchEngine
-from silva.state.codec import TurnCodec
 from silva.train.corrections import TisConfig, opsm_dropped
 from silva.train.losses.kl import KlLossConfig
 from silva.train.objective import ObjectiveConfig

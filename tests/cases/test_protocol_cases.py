@@ -11,7 +11,7 @@ from manual_clock import ManualClock
 from raw_http import RawClient
 from speakers import SPEAKERS, Ask, Plan, Speaker
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 CALL = '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call>'

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from gateway_serve import Json, serving
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 from silva.types.messages import ToolCall
 
 USER: Json = {"role": "user", "content": "hi"}

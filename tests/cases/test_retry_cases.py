@@ -14,8 +14,8 @@ from gateway_serve import Json, serving, until
 from manual_clock import ManualClock
 from raw_http import RawClient
 
+from silva.codec import TurnCodec
 from silva.gateway.turns import SamplingSettings
-from silva.state.codec import TurnCodec
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 BODY: Json = {"model": "m", "messages": HI}

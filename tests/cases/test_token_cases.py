@@ -9,7 +9,7 @@ import json
 import pytest
 from gateway_serve import Json, Serve, serving
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 from silva.types.errors import SessionFailure
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]

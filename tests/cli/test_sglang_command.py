@@ -12,7 +12,7 @@ import pytest
 import sglang_stub
 from silva_command import TWO_TURNS, run_silva, show, write_rows
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 
 ROOT = Path(__file__).parents[2] / ".cache" / "oracles"
 NOW = datetime(2025, 3, 9, 8, 7)

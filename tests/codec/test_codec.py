@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silva.state.codec import SampledTail, TurnCodec
-from silva.state.codec.encoder import TokenText
-from silva.state.codec.late_system import LATE_SYSTEM_MARK
+from silva.codec import SampledTail, TurnCodec
+from silva.codec.encoder import TokenText
+from silva.codec.late_system import LATE_SYSTEM_MARK
 from silva.types.errors import ConfigError, TransitionRefused
 from silva.types.messages import Conversation, Message, ToolCall
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers.utils import chat_template_utils
 
-from silva.state.codec import Past, SampledTail
+from silva.codec import Past, SampledTail
 from silva.types.messages import Conversation, Message
 
 from .conversations import Episode, Maker, to_hf

@@ -14,7 +14,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
-from silva.state.codec import Past, SampledTail, TurnCodec
+from silva.codec import Past, SampledTail, TurnCodec
 from silva.types.errors import TransitionRefused
 from silva.types.messages import Conversation, Image, JsonObject, Message, Part, Role, join_texts, text_of
 

@@ -36,7 +36,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from silva.state.codec import SampledTail, TurnCodec
+from silva.codec import SampledTail, TurnCodec
 from silva.types.messages import Message
 
 from .conversations import Episode, Maker, to_hf

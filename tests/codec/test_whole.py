@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from gateway_serve import Json, serving
 
-from silva.state.codec import Past, SampledTail, TurnCodec
-from silva.state.codec.late_system import LATE_SYSTEM_MARK
+from silva.codec import Past, SampledTail, TurnCodec
+from silva.codec.late_system import LATE_SYSTEM_MARK
 from silva.state.turns import past_of
 from silva.types.errors import TransitionRefused
 from silva.types.messages import Conversation, Message, ToolCall

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 
 from .oracles import NOW, small_bpe
 

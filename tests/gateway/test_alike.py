@@ -11,7 +11,7 @@ from gateway_serve import Json, serving
 from messages_client import sdk
 from speakers import SPEAKERS, Ask, Plan, Speaker
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 from silva.types.errors import SessionFailure
 
 SCHEMA: Json = {"type": "object", "properties": {"q": {"type": "string", "$schema": "kept"}}, "required": ["q"]}

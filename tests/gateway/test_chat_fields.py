@@ -6,7 +6,7 @@ import pytest
 from chatml_dir import build_chatml_dir
 from gateway_serve import Json, serving
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 TOOL: Json = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from gateway_serve import Json, serving
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 
 CALLS = "".join(f'\n<tool_call>\n{{"name": "run", "arguments": {{"cmd":   "{word}"}}}}\n</tool_call>' for word in "ab")
 TURN = "<think>\nTwo at once.\n</think>\n\nI look twice." + CALLS

@@ -10,8 +10,8 @@ import pytest
 from gateway_serve import Json, serving, until
 from manual_clock import ManualClock
 
+from silva.codec import TurnCodec
 from silva.gateway.protocol import MAX_HEAD_BYTES
-from silva.state.codec import TurnCodec
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 BODY = json.dumps({"messages": HI}).encode()

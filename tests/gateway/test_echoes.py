@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from gateway_serve import Json, serving
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 
 TURNS = 20
 TOOL: Json = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}

@@ -6,7 +6,7 @@ import json
 
 from gateway_serve import Json, serving
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 from silva.state.parsers import TurnParser
 
 TOOLS: list[Json] = [

@@ -12,7 +12,7 @@ from hostile import BODIES, PINNED, ROUTES, Attack, Wire, attack, stray
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 
 CALLED = '<think>\nR\n</think>\n\nA<tool_call>\n{"name": "f", "arguments": {"a": "\\ud800"}}\n</tool_call>'
 SCRIPT: list[Json] = [

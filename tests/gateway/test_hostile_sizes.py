@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from gateway_serve import Json, serving
 
+from silva.codec import TurnCodec
 from silva.gateway.dialect import ModelRequest, TurnOptions
 from silva.gateway.fields import MAX_IGNORED_NAMES, MAX_MESSAGES
 from silva.gateway.room import refuse_hopeless
-from silva.state.codec import TurnCodec
 from silva.state.forest import SessionForest
 from silva.state.identity import message_digest
 from silva.types.errors import RequestError

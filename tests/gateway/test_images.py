@@ -15,10 +15,10 @@ from gateway_serve import Json, Serve, serving
 from pictures import chat_part, data_uri, digest, messages_block, png, text
 from transformers import PreTrainedTokenizerFast
 
+from silva.codec import TurnCodec
 from silva.gateway import images
 from silva.gateway.images import MAX_IMAGE_BYTES, MAX_URL_CHARS
 from silva.inference.scripted import ScriptedEngine
-from silva.state.codec import TurnCodec
 
 ONE, TWO = png(mark=1), png(mark=2)
 HI: list[Json] = [{"role": "user", "content": "hi"}]

@@ -14,9 +14,9 @@ from gateway_serve import Json, Serve, serving, until
 from manual_clock import ManualClock
 from raw_http import RawClient
 
+from silva.codec import TurnCodec
 from silva.gateway import turns
 from silva.gateway.held import MAX_TOLD
-from silva.state.codec import TurnCodec
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 BODY: Json = {"model": "m", "messages": HI}

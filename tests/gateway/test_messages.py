@@ -13,8 +13,8 @@ from manual_clock import ManualClock
 from messages_client import CUT, ask, assembled, events, post, refused, sdk
 from raw_http import RawClient
 
+from silva.codec import TurnCodec
 from silva.gateway.turns import SamplingSettings
-from silva.state.codec import TurnCodec
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 MORE: Json = {"role": "user", "content": "more"}

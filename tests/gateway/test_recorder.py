@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from gateway_serve import Json, serving
 
+from silva.codec import TurnCodec
 from silva.gateway.recorded import read_recording
 from silva.gateway.recorder import Recorder
 from silva.gateway.server import GatewayServer, ServerSettings
-from silva.state.codec import TurnCodec
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 

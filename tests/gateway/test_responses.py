@@ -12,7 +12,7 @@ from gateway_serve import Json, Serve, serving
 from manual_clock import ManualClock
 from raw_http import RawClient
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 
 PATH = "/v1/responses"
 USER: Json = {"role": "user", "content": "hi"}

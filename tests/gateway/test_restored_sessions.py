@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from restored import assert_same_forest, assert_same_matches
 
+from silva.codec import TurnCodec
 from silva.rollout.groups import Outcome, session_record
-from silva.state.codec import TurnCodec
 from silva.state.forest import SessionForest
 from silva.state.lineage import build_samples, exported_leaves
 from silva.state.restore import restore_forest

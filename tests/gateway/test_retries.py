@@ -12,9 +12,9 @@ from gateway_serve import Json, Serve, serving, until
 from manual_clock import ManualClock
 from raw_http import RawClient
 
+from silva.codec import TurnCodec
 from silva.gateway.answer import AnswerSettings
 from silva.gateway.held import MAX_TOLD
-from silva.state.codec import TurnCodec
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 OTHER: list[Json] = [{"role": "user", "content": "something else"}]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from gateway_serve import serving, until
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 OK = [{"text": "ok"}]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from manual_clock import ManualClock
 
+from silva.codec import TurnCodec
 from silva.inference.scripted import ScriptedEngine, ScriptLine, read_script
-from silva.state.codec import TurnCodec
 from silva.types.clock import SystemClock
 from silva.types.errors import ConfigError, EngineFault
 from silva.types.generation import GenerateRequest, GenerateResult, SamplingParams

@@ -10,9 +10,9 @@ import pytest
 from gateway_serve import serving, until
 from raw_http import RawClient
 
+from silva.codec import TurnCodec
 from silva.gateway.http import send_json
 from silva.gateway.server import GatewayServer, ServerSettings, require_loopback
-from silva.state.codec import TurnCodec
 from silva.types.errors import ConfigError
 
 HI = [{"role": "user", "content": "hi"}]

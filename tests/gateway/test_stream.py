@@ -12,7 +12,7 @@ from gateway_serve import Json, serving
 from manual_clock import ManualClock
 from raw_http import RawClient
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 TURN = '<think>\nplan\n</think>\n\nLook.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from speakers import SPEAKERS, Ask, Part, Picture, Plan, Told
 
-from silva.state.codec import TurnCodec
+from silva.codec import TurnCodec
 from silva.types.rollout import RequestRecord
 
 TOOLS: tuple[Json, ...] = (

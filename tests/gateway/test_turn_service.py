@@ -12,9 +12,9 @@ from gateway_serve import Json, serving, until
 from manual_clock import ManualClock
 from raw_http import RawClient
 
+from silva.codec import TurnCodec, TurnDelta
 from silva.gateway.answer import AnswerSettings
 from silva.gateway.turns import SamplingSettings
-from silva.state.codec import TurnCodec, TurnDelta
 from silva.types.messages import Conversation, Message
 from silva.types.rollout import AttemptRecord
 

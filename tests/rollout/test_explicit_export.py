@@ -12,8 +12,8 @@ from gateway_serve import Json, Serve, serving
 from messages_client import sdk as anthropic_sdk
 from pictures import chat_part, data_uri, png
 
+from silva.codec import TurnCodec
 from silva.rollout.export import Exporter, ExportSettings
-from silva.state.codec import TurnCodec
 from silva.types.errors import SessionFailure
 from silva.types.rollout import ExportRecord
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway_serve import Serve, serving
 
+from silva.codec import TurnCodec
 from silva.config.parse import from_values
 from silva.config.validate import one_context_reason
 from silva.data.prompts import Prompt
@@ -15,7 +16,6 @@ from silva.rollout.credit import CustomAdvantage
 from silva.rollout.groups import FailureBudget, GroupResult, GroupRunner, GroupSettings
 from silva.rollout.recorded import RecordedGroups
 from silva.rollout.rewards import Rewards, RewardSettings
-from silva.state.codec import TurnCodec
 from silva.state.session import Session
 from silva.store.dumps import write_rollout_dump
 from silva.store.ledger import RunLedger

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from silva.state.codec import SampledTail, TurnDelta
+from silva.codec import SampledTail, TurnDelta
 from silva.types.errors import TransitionRefused
 from silva.types.messages import Conversation, Message
 

@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import openai
 
+from silva.codec import TurnCodec
 from silva.gateway.answer import AnswerSettings
 from silva.gateway.app import GatewayApp
 from silva.gateway.server import GatewayServer, ServerSettings
 from silva.gateway.sessions import SessionRegistry
 from silva.gateway.turns import SamplingSettings, TurnService, TurnSettings
 from silva.inference.scripted import ScriptedEngine, read_script
-from silva.state.codec import TurnCodec
 from silva.state.forest import Node, SessionForest
 from silva.state.lineage import build_sample, linear_leaf
 from silva.state.parsers import TurnParser

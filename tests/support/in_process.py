@@ -10,11 +10,11 @@ from typing import Any
 
 from gateway_serve import Serve, serving
 
+from silva.codec import TurnCodec
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, Row
 from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
 from silva.rollout.producer import Producer, ProducerSettings
-from silva.state.codec import TurnCodec
 from silva.state.session import Session
 from silva.store.ledger import RunLedger
 from silva.types.errors import SessionFailure

@@ -27,6 +27,7 @@ from silva.cli.user_code import (
     reward_keys,
     shared_prefix,
 )
+from silva.codec import TurnCodec
 from silva.config.options import RunConfig
 from silva.config.parse import write_config_file
 from silva.config.validate import check_token_budget, min_group_size, one_context_reason
@@ -46,7 +47,6 @@ from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
 from silva.rollout.open_sessions import OpenSessions
 from silva.rollout.producer import Producer, ProducerSettings
 from silva.rollout.report import StepReport
-from silva.state.codec import TurnCodec
 from silva.state.lineage import ExportMode
 from silva.state.parsers import TurnParser
 from silva.state.profiles import parse_profiles

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlsplit
 
 from silva.cli.build import load_codec, turn_settings
 from silva.cli.loop import run_async
+from silva.codec import TurnCodec
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
 from silva.config.validate import validate
@@ -30,7 +31,6 @@ from silva.gateway.server import GatewayServer, ServerSettings
 from silva.gateway.sessions import SessionRegistry
 from silva.gateway.turns import TurnService
 from silva.inference.scripted import ScriptedEngine, ScriptLine
-from silva.state.codec import TurnCodec
 from silva.state.lineage import exported_leaves
 from silva.state.parsers import TurnParser
 from silva.state.profiles import AUTO, NONE, PROFILES, REPAIR_PREFIX, parse_profiles

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeVar
 
+from silva.codec import TurnCodec
 from silva.gateway.dialect import ModelRequest, TokenLogprob, TurnOptions, TurnReply
 from silva.gateway.room import refuse_hopeless
 from silva.gateway.sessions import LiveSession
 from silva.inference.attempts import EngineClient, Generation, cut_ids, derived_seed
 from silva.inference.engine import Engine
 from silva.inference.time_limit import RETRY_DELAYS_S
-from silva.state.codec import TurnCodec
 from silva.state.difference import first_difference
 from silva.state.echo import EchoMatch, MessageAt
 from silva.state.forest import Match, Placement, SessionForest

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import takewhile
 
-from silva.state.codec import Past, SampledTail, TurnCodec, TurnDelta
+from silva.codec import Past, SampledTail, TurnCodec, TurnDelta
 from silva.state.forest import Match, Node, Placement, Response
 from silva.state.identity import is_object_text, message_digest
 from silva.state.parsers import ParsedTurn, Tools, TurnParser

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from silva.state.codec.frame import NEW, Frame, Pieces, TextOf, Texts
-from silva.state.codec.images import text_holes
-from silva.state.codec.recipe import Recipe, make_recipe
-from silva.state.codec.slots import Hole, Slots, owner
-from silva.state.codec.transforms import Transform, parse
+from silva.codec.frame import NEW, Frame, Pieces, TextOf, Texts
+from silva.codec.images import text_holes
+from silva.codec.recipe import Recipe, make_recipe
+from silva.codec.slots import Hole, Slots, owner
+from silva.codec.transforms import Transform, parse
 from silva.types.errors import TransitionRefused
 from silva.types.messages import JsonObject, Message
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, cast
 
-from silva.state.codec.encoder import ControlToken, Part, TokenText
-from silva.state.codec.images import IMAGE_PARTS, ImageForm, check_images, mark_of
-from silva.state.codec.lru import Lru
-from silva.state.codec.slots import (
+from silva.codec.encoder import ControlToken, Part, TokenText
+from silva.codec.images import IMAGE_PARTS, ImageForm, check_images, mark_of
+from silva.codec.lru import Lru
+from silva.codec.slots import (
     CONTEXT,
     FRAME,
     NEW,
@@ -23,8 +23,8 @@ from silva.state.codec.slots import (
     owner,
     text_part,
 )
-from silva.state.codec.template import ChatTemplate
-from silva.state.codec.transforms import NUM_PROBES, Skeleton, Slot, Transform, explain, probes
+from silva.codec.template import ChatTemplate
+from silva.codec.transforms import NUM_PROBES, Skeleton, Slot, Transform, explain, probes
 from silva.types.errors import TransitionRefused
 from silva.types.messages import JsonObject, Message, ToolCall
 

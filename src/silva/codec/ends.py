@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from silva.state.codec.encoder import ControlToken, TokenText
-from silva.state.codec.frame import Frame
-from silva.state.codec.slots import CONTEXT, Hole
+from silva.codec.encoder import ControlToken, TokenText
+from silva.codec.frame import Frame
+from silva.codec.slots import CONTEXT, Hole
 from silva.types.errors import TransitionRefused
 
 _TEXT, _REASON, _ARGS, _RESULT, _NEXT = (Hole(CONTEXT, 40 + i) for i in range(5))

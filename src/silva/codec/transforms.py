@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from silva.state.codec.slots import PLACEHOLDER, Hole, hole_of
+from silva.codec.slots import PLACEHOLDER, Hole, hole_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from silva.state.codec import delta as deltas
-from silva.state.codec.check import CodecReport, check_codec
-from silva.state.codec.deltas import SampledTail, TurnDelta
-from silva.state.codec.encoder import TokenText
-from silva.state.codec.ends import TurnEnds, find_ends
-from silva.state.codec.frame import Frame
-from silva.state.codec.late_system import encode_late_system
-from silva.state.codec.lru import Lru
-from silva.state.codec.root import encode_root
-from silva.state.codec.slots import Words
-from silva.state.codec.template import ChatTemplate
-from silva.state.codec.whole import encode_whole
+from silva.codec import delta as deltas
+from silva.codec.check import CodecReport, check_codec
+from silva.codec.deltas import SampledTail, TurnDelta
+from silva.codec.encoder import TokenText
+from silva.codec.ends import TurnEnds, find_ends
+from silva.codec.frame import Frame
+from silva.codec.late_system import encode_late_system
+from silva.codec.lru import Lru
+from silva.codec.root import encode_root
+from silva.codec.slots import Words
+from silva.codec.template import ChatTemplate
+from silva.codec.whole import encode_whole
 from silva.types.errors import ConfigError, TransitionRefused
 from silva.types.messages import Conversation, JsonObject, Message, Role
 

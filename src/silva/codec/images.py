@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from silva.state.codec.encoder import ControlToken, TokenText
-from silva.state.codec.slots import Hole
+from silva.codec.encoder import ControlToken, TokenText
+from silva.codec.slots import Hole
 from silva.types.errors import TransitionRefused
 from silva.types.messages import JsonObject
 

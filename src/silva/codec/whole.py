@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from silva.state.codec.delta import (
+from silva.codec.delta import (
     Context,
     DeltaRecipe,
     Form,
@@ -25,13 +25,13 @@ from silva.state.codec.delta import (
     proven,
     without_close,
 )
-from silva.state.codec.deltas import Past, SampledTail, TurnDelta
-from silva.state.codec.ends import TurnEnds
-from silva.state.codec.frame import NEW, Frame, Texts
-from silva.state.codec.late_system import encode_late_system
-from silva.state.codec.root import DEPENDS_ON_TEXT
-from silva.state.codec.slots import CONTEXT, FRAME, Hole, ShapeBuilder, Slots
-from silva.state.codec.transforms import parse
+from silva.codec.deltas import Past, SampledTail, TurnDelta
+from silva.codec.ends import TurnEnds
+from silva.codec.frame import NEW, Frame, Texts
+from silva.codec.late_system import encode_late_system
+from silva.codec.root import DEPENDS_ON_TEXT
+from silva.codec.slots import CONTEXT, FRAME, Hole, ShapeBuilder, Slots
+from silva.codec.transforms import parse
 from silva.types.errors import TransitionRefused
 from silva.types.messages import JsonObject, Message
 

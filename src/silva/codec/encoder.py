@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
-from silva.state.codec.slots import Hole
-from silva.state.codec.transforms import Slot
+from silva.codec.slots import Hole
+from silva.codec.transforms import Slot
 from silva.types.errors import ConfigError, TransitionRefused
 
 _SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # White_Space, as the Rust tokenizers see it

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from silva.state.codec.delta import Context, ImpureTransition, Learner, small_beginnings
-from silva.state.codec.encoder import ControlToken, TokenText
-from silva.state.codec.ends import TurnEnds
-from silva.state.codec.frame import CONTEXT, NEW, Frame
-from silva.state.codec.late_system import as_user_turns
-from silva.state.codec.slots import Slots
-from silva.state.codec.whole import history_of, learn_whole
+from silva.codec.delta import Context, ImpureTransition, Learner, small_beginnings
+from silva.codec.encoder import ControlToken, TokenText
+from silva.codec.ends import TurnEnds
+from silva.codec.frame import CONTEXT, NEW, Frame
+from silva.codec.late_system import as_user_turns
+from silva.codec.slots import Slots
+from silva.codec.whole import history_of, learn_whole
 from silva.types.errors import TransitionRefused
 from silva.types.messages import JsonObject, Message, ToolCall
 

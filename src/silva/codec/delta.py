@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from silva.state.codec.deltas import SampledTail, TurnDelta
-from silva.state.codec.encoder import TokenText, common_prefix
-from silva.state.codec.ends import TurnEnds
-from silva.state.codec.frame import NEW, Frame, TextOf, Texts, placeholder
-from silva.state.codec.recipe import Recipe, make_recipe
-from silva.state.codec.root import CACHED_KEY_CHARS, DEPENDS_ON_TEXT, check_shown, same_holes
-from silva.state.codec.slots import CONTEXT, PLACEHOLDER, Hole, ShapeBuilder, Slots, clean, hole_of, safe_id, text_part
-from silva.state.codec.transforms import parse
+from silva.codec.deltas import SampledTail, TurnDelta
+from silva.codec.encoder import TokenText, common_prefix
+from silva.codec.ends import TurnEnds
+from silva.codec.frame import NEW, Frame, TextOf, Texts, placeholder
+from silva.codec.recipe import Recipe, make_recipe
+from silva.codec.root import CACHED_KEY_CHARS, DEPENDS_ON_TEXT, check_shown, same_holes
+from silva.codec.slots import CONTEXT, PLACEHOLDER, Hole, ShapeBuilder, Slots, clean, hole_of, safe_id, text_part
+from silva.codec.transforms import parse
 from silva.types.errors import TransitionRefused
 from silva.types.messages import JsonObject, Message
 

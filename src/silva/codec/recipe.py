@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from silva.state.codec.encoder import ControlToken, Part, Program, TokenText, common_prefix
-from silva.state.codec.frame import Frame, TextOf
-from silva.state.codec.transforms import Skeleton, fill
+from silva.codec.encoder import ControlToken, Part, Program, TokenText, common_prefix
+from silva.codec.frame import Frame, TextOf
+from silva.codec.transforms import Skeleton, fill
 
 Items = Sequence["Part | ControlToken"]
 
