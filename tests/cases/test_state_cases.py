@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from manual_clock import ManualClock
 
+from silva.parsers import ParsedCall, ParsedTurn, TurnParser
 from silva.state.forest import SessionForest
 from silva.state.identity import message_digest
-from silva.state.parsers import ParsedCall, ParsedTurn, TurnParser
 from silva.state.session import ActiveTime, Session
 from silva.types.messages import Message, ToolCall
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from silva.state.parsers import TurnParser
+from silva.parsers import TurnParser
 from silva.types.messages import JsonObject
 
 from .oracles import oracle

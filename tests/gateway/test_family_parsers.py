@@ -7,7 +7,7 @@ import json
 from gateway_serve import Json, serving
 
 from silva.codec import TurnCodec
-from silva.state.parsers import TurnParser
+from silva.parsers import TurnParser
 
 TOOLS: list[Json] = [
     {

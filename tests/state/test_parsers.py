@@ -10,8 +10,8 @@ from char_codec import assistant_text
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from silva.state.parsers import ParsedCall, ParsedTurn, TurnParser, read_call
-from silva.state.parsers.parts import first_of, json_end
+from silva.parsers import ParsedCall, ParsedTurn, TurnParser, read_call
+from silva.parsers.parts import first_of, json_end
 from silva.types.messages import Message, ToolCall
 
 

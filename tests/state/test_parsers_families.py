@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silva.state.parsers import ParsedCall, ParsedTurn, TurnParser, parser_names
-from silva.state.parsers.families import REASONING, TOOL_CALLS, detect
+from silva.parsers import ParsedCall, ParsedTurn, TurnParser, parser_names
+from silva.parsers.families import REASONING, TOOL_CALLS, detect
 
 TOOLS = (
     {

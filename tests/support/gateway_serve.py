@@ -21,9 +21,9 @@ from silva.gateway.server import GatewayServer, ServerSettings
 from silva.gateway.sessions import SessionRegistry
 from silva.gateway.turns import SamplingSettings, TurnService, TurnSettings
 from silva.inference.scripted import ScriptedEngine, read_script
+from silva.parsers import TurnParser
 from silva.state.forest import Node, SessionForest
 from silva.state.lineage import build_sample, linear_leaf
-from silva.state.parsers import TurnParser
 from silva.state.session import Session
 from silva.store.media import MEDIA_DIR, MediaStore
 from silva.types.clock import Clock, SystemClock

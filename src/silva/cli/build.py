@@ -41,6 +41,7 @@ from silva.gateway.server import GatewayServer, ServerSettings
 from silva.gateway.sessions import SessionRegistry
 from silva.gateway.turns import SamplingSettings, TurnService, TurnSettings
 from silva.inference.engine import Engine
+from silva.parsers import TurnParser
 from silva.rollout.driver import AgentSettings, ProcessDriver
 from silva.rollout.export import Exporter, ExportSettings
 from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
@@ -48,7 +49,6 @@ from silva.rollout.open_sessions import OpenSessions
 from silva.rollout.producer import Producer, ProducerSettings
 from silva.rollout.report import StepReport
 from silva.state.lineage import ExportMode
-from silva.state.parsers import TurnParser
 from silva.state.profiles import parse_profiles
 from silva.store.ledger import Recovered, RunLedger
 from silva.store.media import MEDIA_DIR, MediaStore

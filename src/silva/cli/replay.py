@@ -31,8 +31,8 @@ from silva.gateway.server import GatewayServer, ServerSettings
 from silva.gateway.sessions import SessionRegistry
 from silva.gateway.turns import TurnService
 from silva.inference.scripted import ScriptedEngine, ScriptLine
+from silva.parsers import TurnParser
 from silva.state.lineage import exported_leaves
-from silva.state.parsers import TurnParser
 from silva.state.profiles import AUTO, NONE, PROFILES, REPAIR_PREFIX, parse_profiles
 from silva.state.session import Session
 from silva.store.media import MediaStore

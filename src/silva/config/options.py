@@ -12,7 +12,7 @@ from typing import Any
 
 from silva.config.option import flag_of, opt
 from silva.config.training_options import TrainingOptions
-from silva.state.parsers import parser_names
+from silva.parsers import parser_names
 from silva.state.profiles import PROFILES
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from silva.gateway.dialect import ModelRequest
 from silva.gateway.history import HistoryCache
 from silva.gateway.recorded import DIALECTS, RecordedRequest
-from silva.state.parsers import TurnParser
+from silva.parsers import TurnParser
 from silva.state.profiles import PROFILES, Canonicaliser
 from silva.types.errors import RequestError
 from silva.types.messages import JsonObject, Message

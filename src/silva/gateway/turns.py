@@ -17,10 +17,10 @@ from silva.gateway.sessions import LiveSession
 from silva.inference.attempts import EngineClient, Generation, cut_ids, derived_seed
 from silva.inference.engine import Engine
 from silva.inference.time_limit import RETRY_DELAYS_S
+from silva.parsers import TurnParser
 from silva.state.difference import first_difference
 from silva.state.echo import EchoMatch, MessageAt
 from silva.state.forest import Match, Placement, SessionForest
-from silva.state.parsers import TurnParser
 from silva.state.profiles import PROFILES, Canonicaliser, Profile
 from silva.state.turns import place_turn, read_turn
 from silva.store.media import MediaStore

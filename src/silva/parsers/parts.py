@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from silva.state.parsers.literals import quoted
+from silva.parsers.literals import quoted
 from silva.types.messages import JsonObject
 
 _CLEAR_NAME = re.compile(

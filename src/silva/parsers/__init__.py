@@ -5,8 +5,8 @@ parser takes away only the newlines that templates write around these blocks, ne
 never fails: what it cannot read stays text, or is a call with the raw text as its arguments where the name is clear.
 """
 
-from silva.state.parsers.families import parser_names
-from silva.state.parsers.parts import ParsedCall, ParsedTurn, Tools, read_call
-from silva.state.parsers.turn import TurnParser
+from silva.parsers.families import parser_names
+from silva.parsers.parts import ParsedCall, ParsedTurn, Tools, read_call
+from silva.parsers.turn import TurnParser
 
 __all__ = ["ParsedCall", "ParsedTurn", "Tools", "TurnParser", "parser_names", "read_call"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from silva.state.parsers.families import REASONING, TOOL_CALLS, detect, family_of
-from silva.state.parsers.parts import ParsedCall, ParsedTurn, Piece, ReasoningFormat, ToolFormat, Tools
+from silva.parsers.families import REASONING, TOOL_CALLS, detect, family_of
+from silva.parsers.parts import ParsedCall, ParsedTurn, Piece, ReasoningFormat, ToolFormat, Tools
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from silva.state.parsers.parts import ParsedCall, Piece, Tools, json_end, mark_end
+from silva.parsers.parts import ParsedCall, Piece, Tools, json_end, mark_end
 
 CHANNEL, END, CALL = "<|channel|>", "<|end|>", "<|call|>"
 _FUNCTION = "to=functions."

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from silva.state.parsers.harmony import HarmonyCalls, HarmonyReasoning
-from silva.state.parsers.objects import LlamaObjects, MistralCalls, ObjectList, WrappedObject
-from silva.state.parsers.parts import ReasoningFormat, ToolFormat
-from silva.state.parsers.pythonic import PythonCalls
-from silva.state.parsers.sections import SectionCalls
-from silva.state.parsers.tagged import TaggedCalls
-from silva.state.parsers.thinking import ThinkBlock
+from silva.parsers.harmony import HarmonyCalls, HarmonyReasoning
+from silva.parsers.objects import LlamaObjects, MistralCalls, ObjectList, WrappedObject
+from silva.parsers.parts import ReasoningFormat, ToolFormat
+from silva.parsers.pythonic import PythonCalls
+from silva.parsers.sections import SectionCalls
+from silva.parsers.tagged import TaggedCalls
+from silva.parsers.thinking import ThinkBlock
 
 _NAME = r"(?P<name>[^<>\"\n]+)"
 _GLM = TaggedCalls(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from silva.state.parsers.literals import checked_json, python_value, quoted
-from silva.state.parsers.parts import Tools
+from silva.parsers.literals import checked_json, python_value, quoted
+from silva.parsers.parts import Tools
 
 Schema = Mapping[str, Any]
 _KINDS: dict[type, str] = {

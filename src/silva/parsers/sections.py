@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from silva.state.parsers.parts import (
+from silva.parsers.parts import (
     ParsedCall,
     Piece,
     Tools,

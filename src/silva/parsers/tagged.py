@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from silva.state.parsers.literals import quoted
-from silva.state.parsers.parts import ParsedCall, Piece, Tools, closed, first_of, mark_end, text_until
-from silva.state.parsers.schema import Schema, json_or_string, parameters_of, typed_text
+from silva.parsers.literals import quoted
+from silva.parsers.parts import ParsedCall, Piece, Tools, closed, first_of, mark_end, text_until
+from silva.parsers.schema import Schema, json_or_string, parameters_of, typed_text
 
 LEAST = 2
 """Of a cut closing tag, `</` at least: a call that was cut before may still get another argument."""

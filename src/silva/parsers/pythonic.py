@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from silva.state.parsers.literals import keyword_arguments
-from silva.state.parsers.parts import ParsedCall, Piece, Tools, closed, has_no_tools, skip_blanks, text_until
+from silva.parsers.literals import keyword_arguments
+from silva.parsers.parts import ParsedCall, Piece, Tools, closed, has_no_tools, skip_blanks, text_until
 
 _NAME = re.compile(r"([A-Za-z_][\w.-]*)(?=\()")
 _BARE = re.compile(r"\s*\[\s*[A-Za-z_][\w.-]*\(")

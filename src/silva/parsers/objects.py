@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from silva.state.parsers.parts import (
+from silva.parsers.parts import (
     ParsedCall,
     Piece,
     Tools,
@@ -18,7 +18,7 @@ from silva.state.parsers.parts import (
     text_until,
     unquoted,
 )
-from silva.state.parsers.pythonic import read_python_call
+from silva.parsers.pythonic import read_python_call
 
 _BARE = re.compile(r'\{\s*"name"\s*:')
 _HAS_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:')
