@@ -19,8 +19,8 @@ from ledger import GROUP, session
 from silva.cli.main import main as silva
 from silva.config.options import RunConfig
 from silva.config.parse import write_config_file
-from silva.state.identity import chain_key, message_digest, root_key
-from silva.state.restore import message_from_chat
+from silva.forest.identity import chain_key, message_digest, root_key
+from silva.forest.restore import message_from_chat
 from silva.store.ledger import RunLedger
 from silva.types.messages import Conversation
 from silva.types.rollout import NodeRecord, SessionRecord

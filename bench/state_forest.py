@@ -15,8 +15,8 @@ import statistics
 import time
 import tracemalloc
 
-from silva.state.forest import Placement, Response, SessionForest
-from silva.state.identity import message_digest
+from silva.forest.identity import message_digest
+from silva.forest.session_forest import Placement, Response, SessionForest
 from silva.types.generation import GenerateResult, VersionSpan
 from silva.types.messages import Conversation, Message
 

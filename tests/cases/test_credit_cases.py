@@ -19,9 +19,9 @@ from silva.credit.maxrl import relative_to_mean
 from silva.credit.rloo import leave_one_out
 from silva.credit.shared import spread_credits
 from silva.credit.spread import CreditFunction, centred
+from silva.forest.lineage import SharedPrefix, build_samples
 from silva.gateway.turns import SamplingSettings
 from silva.rollout.credit import CustomAdvantage
-from silva.state.lineage import SharedPrefix, build_samples
 from silva.train.packing import pack_batch
 from silva.types.errors import GroupEnd, SilvaError
 from silva.types.rollout import ExportRecord, TrainingSample

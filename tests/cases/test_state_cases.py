@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from manual_clock import ManualClock
 
+from silva.forest.identity import message_digest
+from silva.forest.session_forest import SessionForest
 from silva.parsers import ParsedCall, ParsedTurn, TurnParser
-from silva.state.forest import SessionForest
-from silva.state.identity import message_digest
 from silva.state.session import ActiveTime, Session
 from silva.types.messages import Message, ToolCall
 

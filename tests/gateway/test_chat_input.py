@@ -10,10 +10,10 @@ from dialect_input import JSON, BodyReader, messages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from silva.forest.identity import message_digest, root_key
 from silva.gateway.chat import ChatDialect
 from silva.gateway.history import MAX_PLAIN_BYTES, HistoryCache
 from silva.gateway.images import RequestImages
-from silva.state.identity import message_digest, root_key
 from silva.types.errors import RequestError
 from silva.types.messages import Message
 

@@ -10,11 +10,11 @@ from dialect_input import JSON, BodyReader, messages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from silva.forest.identity import root_key
 from silva.gateway.chat import ChatDialect
 from silva.gateway.dialect import ModelRequest
 from silva.gateway.history import HistoryCache
 from silva.gateway.messages import MessagesDialect
-from silva.state.identity import root_key
 from silva.types.errors import RequestError
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}

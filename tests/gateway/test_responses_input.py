@@ -11,10 +11,10 @@ from dialect_input import JSON, BodyReader, messages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from silva.forest.identity import message_digest, root_key
 from silva.gateway.content import Content
 from silva.gateway.history import HistoryCache
 from silva.gateway.responses import ResponsesDialect
-from silva.state.identity import message_digest, root_key
 from silva.types.errors import RequestError
 from silva.types.messages import Message, ToolCall
 

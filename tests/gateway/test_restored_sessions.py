@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from restored import assert_same_forest, assert_same_matches
 
 from silva.codec import TurnCodec
+from silva.forest.lineage import build_samples, exported_leaves
+from silva.forest.restore import restore_forest
+from silva.forest.session_forest import SessionForest
 from silva.rollout.groups import Outcome, session_record
-from silva.state.forest import SessionForest
-from silva.state.lineage import build_samples, exported_leaves
-from silva.state.restore import restore_forest
 from silva.state.session import Session
 from silva.store.ledger import RunLedger
 from silva.store.queries import open_run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, replace
 
-from silva.state.forest import Node, Placement
-from silva.state.identity import canonical_arguments
+from silva.forest.identity import canonical_arguments
+from silva.forest.session_forest import Node, Placement
 from silva.types.messages import Message
 
 History = tuple[Message, ...]

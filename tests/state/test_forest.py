@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 from char_codec import END, CharCodec, ids_of, text_of, twin
 
+from silva.forest.identity import message_digest
+from silva.forest.lineage import build_sample, linear_leaf, node_records
+from silva.forest.session_forest import MAX_SPELLINGS, Node, Placement, SessionForest
 from silva.parsers import TurnParser
-from silva.state.forest import MAX_SPELLINGS, Node, Placement, SessionForest
-from silva.state.identity import message_digest
-from silva.state.lineage import build_sample, linear_leaf, node_records
 from silva.state.turns import place_turn, read_turn
 from silva.types.errors import SessionFailure
 from silva.types.generation import GenerateResult, VersionSpan

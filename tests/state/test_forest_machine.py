@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from restored import assert_same_forest, assert_same_matches, restored
 
+from silva.forest.identity import canonical_arguments, chain_keys, message_digest, root_key
+from silva.forest.lineage import build_sample, build_samples, exported_leaves, linear_leaf, node_records
+from silva.forest.records import ToldHistories
+from silva.forest.session_forest import Match, Node, SessionForest
 from silva.parsers import TurnParser
-from silva.state.forest import Match, Node, SessionForest
-from silva.state.identity import canonical_arguments, chain_keys, message_digest, root_key
-from silva.state.lineage import build_sample, build_samples, exported_leaves, linear_leaf, node_records
-from silva.state.records import ToldHistories
 from silva.state.turns import place_turn, read_turn
 from silva.types.errors import SessionFailure, TransitionRefused
 from silva.types.generation import GenerateResult, append_span

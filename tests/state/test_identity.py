@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silva.state.identity import (
+from silva.forest.identity import (
     KEY_BYTES,
     MAX_FOLDED_DEPTH,
     canonical_arguments,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silva.state.identity import message_digest
+from silva.forest.identity import message_digest
 from silva.types.messages import Image, Message, Part, join_texts, text_of
 
 IMAGES = st.sampled_from([Image(digest="0" * 64), Image(digest="1" * 64), Image(digest="2" * 64, url="https://a/b")])

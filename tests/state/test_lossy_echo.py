@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silva.state.echo import compare_echo
-from silva.state.forest import Match, Node, Placement, Response, SessionForest
-from silva.state.identity import canonical_arguments, message_digest
+from silva.forest.echo import compare_echo
+from silva.forest.identity import canonical_arguments, message_digest
+from silva.forest.session_forest import Match, Node, Placement, Response, SessionForest
 from silva.types.generation import GenerateResult, VersionSpan
 from silva.types.messages import Conversation, Message, ToolCall
 

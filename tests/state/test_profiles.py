@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silva.state.identity import message_digest
-from silva.state.profiles import PROFILES, Canonicaliser, linear_under, parse_profiles
+from silva.forest.identity import message_digest
+from silva.forest.profiles import PROFILES, Canonicaliser, linear_under, parse_profiles
 from silva.types.messages import Message, Role
 
 HEADER = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch=fa690;"

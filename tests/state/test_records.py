@@ -11,10 +11,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silva.state.forest import Node, Placement, Response, SessionForest
-from silva.state.identity import canonical_arguments, message_digest, root_key
-from silva.state.record_faults import RecordHistory, why_unmatched
-from silva.state.records import Candidate, Search, ToldHistories, choose
+from silva.forest.identity import canonical_arguments, message_digest, root_key
+from silva.forest.record_faults import RecordHistory, why_unmatched
+from silva.forest.records import Candidate, Search, ToldHistories, choose
+from silva.forest.session_forest import Node, Placement, Response, SessionForest
 from silva.types.generation import GenerateResult, VersionSpan
 from silva.types.messages import Conversation, Message, ToolCall
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silva.state.forest import Placement, Response, SessionForest
-from silva.state.identity import message_digest
-from silva.state.lineage import node_records
-from silva.state.restore import message_from_chat, restore_forest
+from silva.forest.identity import message_digest
+from silva.forest.lineage import node_records
+from silva.forest.restore import message_from_chat, restore_forest
+from silva.forest.session_forest import Placement, Response, SessionForest
 from silva.types.generation import GenerateResult, VersionSpan
 from silva.types.messages import Conversation, Image, Message, ToolCall, join_texts, text_of
 

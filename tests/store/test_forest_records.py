@@ -7,8 +7,8 @@ from pathlib import Path
 
 from store_records import begin, exported
 
-from silva.state.forest import Placement, Response, SessionForest
-from silva.state.lineage import build_sample, build_samples, exported_leaves, linear_leaf, node_records
+from silva.forest.lineage import build_sample, build_samples, exported_leaves, linear_leaf, node_records
+from silva.forest.session_forest import Placement, Response, SessionForest
 from silva.store.ledger import RunLedger
 from silva.store.queries import load_samples, open_run, show_session
 from silva.types.generation import GenerateResult, VersionSpan

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from silva.forest.identity import message_digest, root_key
 from silva.gateway.dialect import Dialect, ModelRequest
 from silva.gateway.history import HistoryCache
-from silva.state.identity import message_digest, root_key
 from silva.types.errors import RequestError
 from silva.types.messages import Message
 

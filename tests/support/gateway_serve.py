@@ -15,6 +15,8 @@ import httpx
 import openai
 
 from silva.codec import TurnCodec
+from silva.forest.lineage import build_sample, linear_leaf
+from silva.forest.session_forest import Node, SessionForest
 from silva.gateway.answer import AnswerSettings
 from silva.gateway.app import GatewayApp
 from silva.gateway.server import GatewayServer, ServerSettings
@@ -22,8 +24,6 @@ from silva.gateway.sessions import SessionRegistry
 from silva.gateway.turns import SamplingSettings, TurnService, TurnSettings
 from silva.inference.scripted import ScriptedEngine, read_script
 from silva.parsers import TurnParser
-from silva.state.forest import Node, SessionForest
-from silva.state.lineage import build_sample, linear_leaf
 from silva.state.session import Session
 from silva.store.media import MEDIA_DIR, MediaStore
 from silva.types.clock import Clock, SystemClock

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from silva.state.forest import Match, Node, SessionForest
-from silva.state.identity import message_digest
-from silva.state.lineage import node_records
-from silva.state.restore import restore_forest
+from silva.forest.identity import message_digest
+from silva.forest.lineage import node_records
+from silva.forest.restore import restore_forest
+from silva.forest.session_forest import Match, Node, SessionForest
 from silva.types.messages import Conversation, Message
 
 

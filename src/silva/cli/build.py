@@ -33,6 +33,8 @@ from silva.config.parse import write_config_file
 from silva.config.validate import check_token_budget, min_group_size, one_context_reason
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, load_dataset
+from silva.forest.lineage import ExportMode
+from silva.forest.profiles import parse_profiles
 from silva.gateway.answer import AnswerSettings
 from silva.gateway.app import GatewayApp
 from silva.gateway.recorder import Recorder
@@ -48,8 +50,6 @@ from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
 from silva.rollout.open_sessions import OpenSessions
 from silva.rollout.producer import Producer, ProducerSettings
 from silva.rollout.report import StepReport
-from silva.state.lineage import ExportMode
-from silva.state.profiles import parse_profiles
 from silva.store.ledger import Recovered, RunLedger
 from silva.store.media import MEDIA_DIR, MediaStore
 from silva.store.queries import check_ledgers, open_run

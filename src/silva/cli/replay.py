@@ -24,6 +24,8 @@ from silva.codec import TurnCodec
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
 from silva.config.validate import validate
+from silva.forest.lineage import exported_leaves
+from silva.forest.profiles import AUTO, NONE, PROFILES, REPAIR_PREFIX, parse_profiles
 from silva.gateway.app import GatewayApp
 from silva.gateway.recorded import RETRY_HEADERS, RecordedRequest, Recording, read_recording
 from silva.gateway.script_of import answers_of, as_sent_here, generic_parser, items_of, spoken
@@ -32,8 +34,6 @@ from silva.gateway.sessions import SessionRegistry
 from silva.gateway.turns import TurnService
 from silva.inference.scripted import ScriptedEngine, ScriptLine
 from silva.parsers import TurnParser
-from silva.state.lineage import exported_leaves
-from silva.state.profiles import AUTO, NONE, PROFILES, REPAIR_PREFIX, parse_profiles
 from silva.state.session import Session
 from silva.store.media import MediaStore
 from silva.types.clock import SystemClock

@@ -12,8 +12,8 @@ from typing import Any
 
 from silva.config.option import flag_of, opt
 from silva.config.training_options import TrainingOptions
+from silva.forest.profiles import PROFILES
 from silva.parsers import parser_names
-from silva.state.profiles import PROFILES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from silva.credit.grpo import standardised
 from silva.credit.reward import REWARD_INVALID, check_reward
 from silva.credit.shared import by_session, holders, spread_credits
 from silva.credit.spread import CreditFunction, has_no_spread
-from silva.state.lineage import SharedPrefix
+from silva.forest.lineage import SharedPrefix
 from silva.types.errors import SessionFailure
 from silva.types.rollout import TrainingSample
 

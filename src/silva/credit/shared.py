@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from silva.state.lineage import SharedPrefix
+from silva.forest.lineage import SharedPrefix
 from silva.types.rollout import ResponseSpan, TrainingSample
 
 ContextCredit = float | tuple[float, ...]

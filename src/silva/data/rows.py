@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from silva.data.parquet import parquet_rows
-from silva.state.identity import refuse_constant
+from silva.forest.identity import refuse_constant
 from silva.types.errors import DatasetError
 from silva.types.messages import JsonObject
 from silva.types.rollout import SessionInput

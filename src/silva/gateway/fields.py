@@ -6,11 +6,11 @@ from collections.abc import Callable, Set
 
 import msgspec
 
+from silva.forest.identity import canonical_tool
 from silva.gateway.content import project_tools
 from silva.gateway.dialect import ApiError
 from silva.gateway.history import HistoryCache
 from silva.gateway.json_in import RawObject, read_list, read_value, shown
-from silva.state.identity import canonical_tool
 from silva.types.errors import RequestError
 from silva.types.messages import Conversation, JsonObject
 

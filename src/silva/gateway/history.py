@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from silva.state.identity import message_digest
+from silva.forest.identity import message_digest
 from silva.state.turns import MessagesBetween
 from silva.types.messages import Conversation, Message
 

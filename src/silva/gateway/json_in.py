@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from silva.state.identity import refuse_constant
+from silva.forest.identity import refuse_constant
 from silva.types.errors import RequestError
 
 RawObject = dict[str, msgspec.Raw]

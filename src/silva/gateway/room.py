@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from silva.forest.session_forest import Match
 from silva.gateway.dialect import ModelRequest
-from silva.state.forest import Match
 from silva.types.errors import RequestError
 from silva.types.messages import images_of
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from silva.forest.profiles import PROFILES, Canonicaliser
 from silva.gateway.dialect import ModelRequest
 from silva.gateway.history import HistoryCache
 from silva.gateway.recorded import DIALECTS, RecordedRequest
 from silva.parsers import TurnParser
-from silva.state.profiles import PROFILES, Canonicaliser
 from silva.types.errors import RequestError
 from silva.types.messages import JsonObject, Message
 

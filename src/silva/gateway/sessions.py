@@ -9,10 +9,10 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from silva.forest.session_forest import SessionForest
 from silva.gateway.held import HeldTurns
 from silva.gateway.history import HistoryCache
 from silva.inference.engine import Engine
-from silva.state.forest import SessionForest
 from silva.state.session import Session
 from silva.types.clock import Clock
 from silva.types.messages import JsonObject

@@ -11,6 +11,10 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from silva.codec import TurnCodec
+from silva.forest.difference import first_difference
+from silva.forest.echo import EchoMatch, MessageAt
+from silva.forest.profiles import PROFILES, Canonicaliser, Profile
+from silva.forest.session_forest import Match, Placement, SessionForest
 from silva.gateway.dialect import ModelRequest, TokenLogprob, TurnOptions, TurnReply
 from silva.gateway.room import refuse_hopeless
 from silva.gateway.sessions import LiveSession
@@ -18,10 +22,6 @@ from silva.inference.attempts import EngineClient, Generation, cut_ids, derived_
 from silva.inference.engine import Engine
 from silva.inference.time_limit import RETRY_DELAYS_S
 from silva.parsers import TurnParser
-from silva.state.difference import first_difference
-from silva.state.echo import EchoMatch, MessageAt
-from silva.state.forest import Match, Placement, SessionForest
-from silva.state.profiles import PROFILES, Canonicaliser, Profile
 from silva.state.turns import place_turn, read_turn
 from silva.store.media import MediaStore
 from silva.types.clock import Clock

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from silva.credit.hook import CUSTOM_FAILED, HookInput, hook_input, read_credits
 from silva.credit.shared import spread_credits
-from silva.state.lineage import SharedPrefix
+from silva.forest.lineage import SharedPrefix
 from silva.types.errors import GroupEnd, SilvaError
 from silva.types.rollout import Samples
 

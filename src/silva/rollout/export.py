@@ -13,17 +13,17 @@ import msgspec
 
 from silva.agent.output import OutputDocument, OutputRecord, parse_output, record_invalid, start_of
 from silva.credit.reward import read_reward
+from silva.forest.identity import root_key
+from silva.forest.lineage import ExportMode, exported_leaves
+from silva.forest.profiles import PROFILES, Canonicaliser, Profile
+from silva.forest.record_faults import RecordHistory, why_unmatched
+from silva.forest.records import Candidate, Choice, ToldHistories, choose
+from silva.forest.session_forest import SessionForest
 from silva.gateway.chat_input import project_message
 from silva.gateway.fields import read_conversation
 from silva.gateway.history import HistoryCache
 from silva.gateway.images import RequestImages
 from silva.gateway.json_in import read_list, read_value
-from silva.state.forest import SessionForest
-from silva.state.identity import root_key
-from silva.state.lineage import ExportMode, exported_leaves
-from silva.state.profiles import PROFILES, Canonicaliser, Profile
-from silva.state.record_faults import RecordHistory, why_unmatched
-from silva.state.records import Candidate, Choice, ToldHistories, choose
 from silva.types.errors import RequestError, SessionFailure
 from silva.types.rollout import ExportRecord, Mode
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from silva.forest.lineage import SharedPrefix
 from silva.rollout.driver import export_session, session_samples
 from silva.rollout.export import Exporter
 from silva.rollout.groups import Outcome, session_record
-from silva.state.lineage import SharedPrefix
 from silva.state.session import Session
 from silva.store.ledger import RunLedger
 from silva.types.errors import SessionFailure

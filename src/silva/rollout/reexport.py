@@ -14,13 +14,13 @@ from typing import Any
 
 from silva.credit.assign import CreditShare, assign_group_credit
 from silva.credit.spread import CreditFunction
+from silva.forest.lineage import SharedPrefix
+from silva.forest.restore import restore_forest
+from silva.forest.session_forest import SessionForest
 from silva.rollout.driver import NO_OUTPUT_REASONS, export_session, session_samples
 from silva.rollout.export import Exporter
 from silva.rollout.groups import CreditStage, GroupSettings, Outcome, RewardStage, too_few_left
 from silva.rollout.open_sessions import OPEN_DATASET
-from silva.state.forest import SessionForest
-from silva.state.lineage import SharedPrefix
-from silva.state.restore import restore_forest
 from silva.state.session import Session
 from silva.store.dumps import session_lines, session_rows
 from silva.store.encode import short_floats

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from silva.state.forest import SessionForest
+from silva.forest.session_forest import SessionForest
 from silva.types.clock import Clock
 from silva.types.rollout import AttemptRecord, Mode, RequestRecord, SessionInput
 

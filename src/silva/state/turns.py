@@ -9,9 +9,9 @@ from dataclasses import replace
 from itertools import takewhile
 
 from silva.codec import Past, SampledTail, TurnCodec, TurnDelta
+from silva.forest.identity import is_object_text, message_digest
+from silva.forest.session_forest import Match, Node, Placement, Response
 from silva.parsers import ParsedTurn, Tools, TurnParser
-from silva.state.forest import Match, Node, Placement, Response
-from silva.state.identity import is_object_text, message_digest
 from silva.types.errors import TransitionRefused
 from silva.types.generation import GenerateResult
 from silva.types.messages import Message, ToolCall

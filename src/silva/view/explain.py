@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from silva.state.profiles import PROFILES, REPAIR_PREFIX, linear_under
+from silva.forest.profiles import PROFILES, REPAIR_PREFIX, linear_under
 from silva.view.show import Doc, block, printable
 
 _KINDS = {"branch": "branched off", "root": "began anew"}

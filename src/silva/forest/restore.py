@@ -7,9 +7,9 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from silva.state.echo import EchoAlias, Repair
-from silva.state.forest import Node, SessionForest
-from silva.state.identity import chain_key, message_digest
+from silva.forest.echo import EchoAlias, Repair
+from silva.forest.identity import chain_key, message_digest
+from silva.forest.session_forest import Node, SessionForest
 from silva.types.generation import FinishReason, VersionSpan
 from silva.types.messages import MEDIA_PREFIX, Conversation, Image, JsonObject, Message, Part, ToolCall, text_of
 from silva.types.rollout import NodeRecord

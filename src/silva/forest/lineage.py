@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from typing import Literal
 
-from silva.state.echo import EchoAlias
-from silva.state.forest import Node, SessionForest
+from silva.forest.echo import EchoAlias
+from silva.forest.session_forest import Node, SessionForest
 from silva.types.errors import SessionFailure
 from silva.types.generation import VersionSpan, join_spans
 from silva.types.messages import JsonObject

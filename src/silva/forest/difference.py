@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import Any
 
-from silva.state.echo import MessageAt, compare_echo
-from silva.state.forest import Match, Node, SessionForest
-from silva.state.identity import canonical_arguments, canonical_tool
+from silva.forest.echo import MessageAt, compare_echo
+from silva.forest.identity import canonical_arguments, canonical_tool
+from silva.forest.session_forest import Match, Node, SessionForest
 from silva.types.messages import Conversation, Image, JsonObject, Message, part_to_chat
 
 MAX_SHOWN = 400

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from silva.state.echo import NO_RENAMES, EchoAlias, EchoIndex, MessageAt, Renames
-from silva.state.identity import chain_key, message_digest, root_key
-from silva.state.profiles import REPAIR_PREFIX
-from silva.state.prompt import PromptIds
+from silva.forest.echo import NO_RENAMES, EchoAlias, EchoIndex, MessageAt, Renames
+from silva.forest.identity import chain_key, message_digest, root_key
+from silva.forest.profiles import REPAIR_PREFIX
+from silva.forest.prompt_ids import PromptIds
 from silva.types.generation import FinishReason, GenerateResult, VersionSpan
 from silva.types.messages import Conversation, Image, Message, images_of
 from silva.types.rollout import MatchKind

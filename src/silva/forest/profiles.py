@@ -13,8 +13,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from silva.state.echo import MessageAt
-from silva.state.identity import message_digest
+from silva.forest.echo import MessageAt
+from silva.forest.identity import message_digest
 from silva.types.messages import Message
 
 AUTO, NONE = "auto", "none"

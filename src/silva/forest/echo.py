@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from silva.state.identity import echo_digest
+from silva.forest.identity import echo_digest
 from silva.types.messages import Message
 
 if TYPE_CHECKING:
-    from silva.state.forest import Node
+    from silva.forest.session_forest import Node
 
 EchoMatch = Literal["lenient", "exact"]
 RepairKind = Literal["blanks", "reasoning_missing", "call_ids", "answer_missing", "ambiguous"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, overload
 
 if TYPE_CHECKING:
-    from silva.state.forest import Node
+    from silva.forest.session_forest import Node
 
 
 class PromptIds(Sequence[int]):

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from silva.state.difference import Found, conversation_difference, message_differences, shown_values
-from silva.state.echo import MessageAt
-from silva.state.forest import Node
-from silva.state.identity import root_key
-from silva.state.records import Search, ToldHistories
+from silva.forest.difference import Found, conversation_difference, message_differences, shown_values
+from silva.forest.echo import MessageAt
+from silva.forest.identity import root_key
+from silva.forest.records import Search, ToldHistories
+from silva.forest.session_forest import Node
 from silva.types.messages import Conversation, JsonObject, Message
 
 _MAX_COMPARED = 64

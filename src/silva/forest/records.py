@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from silva.state.echo import NO_RENAMES, NOTHING, MessageAt, Renames, RepairKind, compare_echo
-from silva.state.forest import Node
-from silva.state.identity import chain_key, chain_keys, echo_digest, message_digest
+from silva.forest.echo import NO_RENAMES, NOTHING, MessageAt, Renames, RepairKind, compare_echo
+from silva.forest.identity import chain_key, chain_keys, echo_digest, message_digest
+from silva.forest.session_forest import Node
 from silva.types.messages import Conversation, Message
 
 CleanFirst = Callable[[Message], Message]
