@@ -19,7 +19,7 @@ from raw_http import RawClient
 from silva.codec import TurnCodec
 from silva.forest.lineage import linear_leaf
 from silva.gateway.http import MAX_BODY_BYTES
-from silva.gateway.turns import SamplingSettings
+from silva.turns.turn_service import SamplingSettings
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 BROKEN = '<tool_call>\n{"name": "f", "arguments": {"a": }</tool_call>'

@@ -19,12 +19,12 @@ from train_tiny import write_least_model
 from silva.codec import TurnCodec
 from silva.config.parse import from_values
 from silva.config.validate_training import training_warnings
-from silva.gateway.turns import SamplingSettings
 from silva.inference.torch_engine import TorchEngine
 from silva.train.corrections import TisConfig, opsm_dropped
 from silva.train.losses.kl import KlLossConfig
 from silva.train.objective import ObjectiveConfig
 from silva.train.signals import Signals
+from silva.turns.turn_service import SamplingSettings
 from silva.types.generation import GenerateRequest, GenerateResult
 
 

@@ -15,7 +15,7 @@ from manual_clock import ManualClock
 from raw_http import RawClient
 
 from silva.codec import TurnCodec
-from silva.gateway.turns import SamplingSettings
+from silva.turns.turn_service import SamplingSettings
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 BODY: Json = {"model": "m", "messages": HI}

@@ -10,7 +10,7 @@ from manual_clock import ManualClock
 from silva.forest.identity import message_digest
 from silva.forest.session_forest import SessionForest
 from silva.parsers import ParsedCall, ParsedTurn, TurnParser
-from silva.state.session import ActiveTime, Session
+from silva.turns.session import ActiveTime, Session
 from silva.types.messages import Message, ToolCall
 
 PARSER = TurnParser.from_names(reasoning="auto", tool_call="auto")

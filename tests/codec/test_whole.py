@@ -10,7 +10,7 @@ from gateway_serve import Json, serving
 
 from silva.codec import Past, SampledTail, TurnCodec
 from silva.codec.late_system import LATE_SYSTEM_MARK
-from silva.state.turns import past_of
+from silva.turns.placing import past_of
 from silva.types.errors import TransitionRefused
 from silva.types.messages import Conversation, Message, ToolCall
 

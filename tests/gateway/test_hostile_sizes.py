@@ -13,7 +13,7 @@ from silva.forest.identity import message_digest
 from silva.forest.session_forest import SessionForest
 from silva.gateway.dialect import ModelRequest, TurnOptions
 from silva.gateway.fields import MAX_IGNORED_NAMES, MAX_MESSAGES
-from silva.gateway.room import refuse_hopeless
+from silva.turns.room import refuse_hopeless
 from silva.types.errors import RequestError
 from silva.types.messages import Conversation, Message, ToolCall
 

@@ -14,7 +14,7 @@ from messages_client import CUT, ask, assembled, events, post, refused, sdk
 from raw_http import RawClient
 
 from silva.codec import TurnCodec
-from silva.gateway.turns import SamplingSettings
+from silva.turns.turn_service import SamplingSettings
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 MORE: Json = {"role": "user", "content": "more"}

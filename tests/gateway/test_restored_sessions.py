@@ -21,10 +21,10 @@ from silva.forest.lineage import build_samples, exported_leaves
 from silva.forest.restore import restore_forest
 from silva.forest.session_forest import SessionForest
 from silva.rollout.groups import Outcome, session_record
-from silva.state.session import Session
 from silva.store.ledger import RunLedger
 from silva.store.queries import open_run
 from silva.store.stored import load_session
+from silva.turns.session import Session
 from silva.types.messages import Conversation
 from silva.types.rollout import ExportRecord
 

@@ -21,10 +21,10 @@ from sglang_stub import Answer, SglangStub
 
 from silva.codec import TurnCodec
 from silva.gateway.answer import AnswerSettings
-from silva.gateway.turns import SamplingSettings
 from silva.inference.sglang import SglangEngine
 from silva.inference.sglang_http import KEPT_BACK
 from silva.inference.sglang_wire import attempt_rid
+from silva.turns.turn_service import SamplingSettings
 from silva.types.clock import SystemClock
 from silva.types.errors import ConfigError, EngineFault
 from silva.types.generation import EngineUsage, GenerateRequest, Media, SamplingParams, VersionSpan

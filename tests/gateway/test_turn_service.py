@@ -14,7 +14,7 @@ from raw_http import RawClient
 
 from silva.codec import TurnCodec, TurnDelta
 from silva.gateway.answer import AnswerSettings
-from silva.gateway.turns import SamplingSettings
+from silva.turns.turn_service import SamplingSettings
 from silva.types.messages import Conversation, Message
 from silva.types.rollout import AttemptRecord
 

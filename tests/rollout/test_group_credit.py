@@ -16,10 +16,10 @@ from silva.rollout.credit import CustomAdvantage
 from silva.rollout.groups import FailureBudget, GroupResult, GroupRunner, GroupSettings
 from silva.rollout.recorded import RecordedGroups
 from silva.rollout.rewards import Rewards, RewardSettings
-from silva.state.session import Session
 from silva.store.dumps import write_rollout_dump
 from silva.store.ledger import RunLedger
 from silva.store.queries import counts, load_samples, open_run
+from silva.turns.session import Session
 from silva.types.clock import SystemClock
 from silva.types.errors import SessionFailure, SilvaError
 from silva.types.rollout import ExportRecord, SessionInput

@@ -20,12 +20,12 @@ from silva.forest.session_forest import Node, SessionForest
 from silva.gateway.answer import AnswerSettings
 from silva.gateway.app import GatewayApp
 from silva.gateway.server import GatewayServer, ServerSettings
-from silva.gateway.sessions import SessionRegistry
-from silva.gateway.turns import SamplingSettings, TurnService, TurnSettings
 from silva.inference.scripted import ScriptedEngine, read_script
 from silva.parsers import TurnParser
-from silva.state.session import Session
 from silva.store.media import MEDIA_DIR, MediaStore
+from silva.turns.session import Session
+from silva.turns.session_registry import SessionRegistry
+from silva.turns.turn_service import SamplingSettings, TurnService, TurnSettings
 from silva.types.clock import Clock, SystemClock
 from silva.types.generation import check_spans
 from silva.types.rollout import ExportRecord, TrainingSample

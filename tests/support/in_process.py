@@ -15,8 +15,8 @@ from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, Row
 from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
 from silva.rollout.producer import Producer, ProducerSettings
-from silva.state.session import Session
 from silva.store.ledger import RunLedger
+from silva.turns.session import Session
 from silva.types.errors import SessionFailure
 from silva.types.rollout import ExportRecord, Samples, SessionInput
 

@@ -40,8 +40,6 @@ from silva.gateway.app import GatewayApp
 from silva.gateway.recorder import Recorder
 from silva.gateway.responses import ResponsesEvents
 from silva.gateway.server import GatewayServer, ServerSettings
-from silva.gateway.sessions import SessionRegistry
-from silva.gateway.turns import SamplingSettings, TurnService, TurnSettings
 from silva.inference.engine import Engine
 from silva.parsers import TurnParser
 from silva.rollout.driver import AgentSettings, ProcessDriver
@@ -53,6 +51,8 @@ from silva.rollout.report import StepReport
 from silva.store.ledger import Recovered, RunLedger
 from silva.store.media import MEDIA_DIR, MediaStore
 from silva.store.queries import check_ledgers, open_run
+from silva.turns.session_registry import SessionRegistry
+from silva.turns.turn_service import SamplingSettings, TurnService, TurnSettings
 from silva.types.clock import Clock, SystemClock
 from silva.types.errors import ConfigError
 from silva.types.rollout import Mode

@@ -30,12 +30,12 @@ from silva.gateway.app import GatewayApp
 from silva.gateway.recorded import RETRY_HEADERS, RecordedRequest, Recording, read_recording
 from silva.gateway.script_of import answers_of, as_sent_here, generic_parser, items_of, spoken
 from silva.gateway.server import GatewayServer, ServerSettings
-from silva.gateway.sessions import SessionRegistry
-from silva.gateway.turns import TurnService
 from silva.inference.scripted import ScriptedEngine, ScriptLine
 from silva.parsers import TurnParser
-from silva.state.session import Session
 from silva.store.media import MediaStore
+from silva.turns.session import Session
+from silva.turns.session_registry import SessionRegistry
+from silva.turns.turn_service import TurnService
 from silva.types.clock import SystemClock
 from silva.types.messages import Conversation, JsonObject, Message
 from silva.view.replay import render_replay

@@ -25,8 +25,8 @@ from silva.gateway.http import (
 )
 from silva.gateway.messages import MessagesDialect
 from silva.gateway.responses import ResponsesDialect, ResponsesEvents
-from silva.gateway.sessions import SessionRegistry
-from silva.gateway.turns import TurnService
+from silva.turns.session_registry import SessionRegistry
+from silva.turns.turn_service import TurnService
 from silva.types.clock import Clock
 
 MOUNT = "/agentic_api"

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from silva.gateway.history import HistoryCache
 from silva.gateway.images import RequestImages
-from silva.state.turns import MessagesBetween
+from silva.turns.placing import MessagesBetween
 from silva.types.generation import FinishReason
 from silva.types.messages import Conversation, Message
 from silva.types.rollout import TokenUsage

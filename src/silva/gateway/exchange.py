@@ -24,8 +24,8 @@ from silva.gateway.http import (
     read_request_body,
     send_json,
 )
-from silva.gateway.sessions import SESSION_ENDED, LiveSession, SessionRegistry
-from silva.gateway.turns import TurnService
+from silva.turns.session_registry import SESSION_ENDED, LiveSession, SessionRegistry
+from silva.turns.turn_service import TurnService
 from silva.types.clock import Clock
 from silva.types.errors import EngineFault, RequestError, StorageFault
 from silva.types.rollout import RequestRecord

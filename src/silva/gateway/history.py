@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from silva.forest.identity import message_digest
-from silva.state.turns import MessagesBetween
+from silva.turns.placing import MessagesBetween
 from silva.types.messages import Conversation, Message
 
 K = TypeVar("K")

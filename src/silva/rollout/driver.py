@@ -13,7 +13,7 @@ from silva.agent.environment import agent_environment
 from silva.agent.files import SessionFiles, create_session, log_tail, read_output_bytes
 from silva.forest.lineage import SharedPrefix, build_samples
 from silva.rollout.export import NO_RESPONSE, Exporter
-from silva.state.session import Session
+from silva.turns.session import Session
 from silva.types.clock import Clock
 from silva.types.errors import AgentExecutionError, SessionFailure
 from silva.types.rollout import ExportRecord, RequestRecord, Samples

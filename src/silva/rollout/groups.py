@@ -15,10 +15,10 @@ from typing import Protocol
 from silva.credit.assign import session_reward
 from silva.data.prompts import Prompt
 from silva.forest.lineage import SharedPrefix, node_records
-from silva.gateway.sessions import SessionRegistry
 from silva.rollout.driver import RUNNER_LOST, SessionDriver, session_samples
-from silva.state.session import Session
 from silva.store.ledger import RunLedger
+from silva.turns.session import Session
+from silva.turns.session_registry import SessionRegistry
 from silva.types.errors import GroupEnd, RunStopped, SessionFailure
 from silva.types.messages import JsonObject
 from silva.types.rollout import Mode, Samples, SessionRecord, SessionStatus, TrainingSample

@@ -8,8 +8,8 @@ from silva.forest.lineage import SharedPrefix
 from silva.rollout.driver import export_session, session_samples
 from silva.rollout.export import Exporter
 from silva.rollout.groups import Outcome, session_record
-from silva.state.session import Session
 from silva.store.ledger import RunLedger
+from silva.turns.session import Session
 from silva.types.errors import SessionFailure
 from silva.types.messages import JsonObject
 from silva.types.rollout import Samples

@@ -21,11 +21,11 @@ from silva.rollout.driver import NO_OUTPUT_REASONS, export_session, session_samp
 from silva.rollout.export import Exporter
 from silva.rollout.groups import CreditStage, GroupSettings, Outcome, RewardStage, too_few_left
 from silva.rollout.open_sessions import OPEN_DATASET
-from silva.state.session import Session
 from silva.store.dumps import session_lines, session_rows
 from silva.store.encode import short_floats
 from silva.store.queries import Context
 from silva.store.stored import StoredSession, load_session
+from silva.turns.session import Session
 from silva.types.clock import SystemClock
 from silva.types.errors import GroupEnd, SessionFailure
 from silva.types.rollout import Mode, Samples, TrainingSample

@@ -18,7 +18,7 @@ from silva.credit.reward import Reward, read_reward
 from silva.rollout.metrics import spread
 from silva.rollout.sample_views import Decode, sample_view
 from silva.rollout.user_function import UserCodeError, UserFunction
-from silva.state.session import Session
+from silva.turns.session import Session
 from silva.types.errors import GroupEnd, SessionFailure
 from silva.types.rollout import Mode, Samples, TrainingSample
 from silva.types.sample_view import OptionsView, SampleView

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from silva.state.session import Session
+from silva.turns.session import Session
 from silva.types.rollout import TrainingSample
 from silva.types.sample_view import SampleView
 

@@ -13,7 +13,7 @@ from silva.forest.session_forest import SessionForest
 from silva.gateway.held import HeldTurns
 from silva.gateway.history import HistoryCache
 from silva.inference.engine import Engine
-from silva.state.session import Session
+from silva.turns.session import Session
 from silva.types.clock import Clock
 from silva.types.messages import JsonObject
 from silva.types.rollout import Mode, RequestRecord

@@ -16,14 +16,14 @@ from silva.forest.echo import EchoMatch, MessageAt
 from silva.forest.profiles import PROFILES, Canonicaliser, Profile
 from silva.forest.session_forest import Match, Placement, SessionForest
 from silva.gateway.dialect import ModelRequest, TokenLogprob, TurnOptions, TurnReply
-from silva.gateway.room import refuse_hopeless
-from silva.gateway.sessions import LiveSession
-from silva.inference.attempts import EngineClient, Generation, cut_ids, derived_seed
 from silva.inference.engine import Engine
 from silva.inference.time_limit import RETRY_DELAYS_S
 from silva.parsers import TurnParser
-from silva.state.turns import place_turn, read_turn
 from silva.store.media import MediaStore
+from silva.turns.engine_client import EngineClient, Generation, cut_ids, derived_seed
+from silva.turns.placing import place_turn, read_turn
+from silva.turns.room import refuse_hopeless
+from silva.turns.session_registry import LiveSession
 from silva.types.clock import Clock
 from silva.types.errors import RequestError, TransitionRefused
 from silva.types.generation import GenerateResult, SamplingParams

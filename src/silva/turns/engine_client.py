@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from silva.inference.engine import Engine
 from silva.inference.time_limit import answer_in_time
-from silva.state.session import Session
+from silva.turns.session import Session
 from silva.types.clock import Clock
 from silva.types.errors import EngineFault
 from silva.types.generation import (
