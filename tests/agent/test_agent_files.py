@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from silva.agent import files
 from silva.agent.files import create_session, log_tail, read_output, session_files
-from silva.agent.output import OutputDocument, parse_output
 from silva.credit.reward import read_reward
 from silva.types.errors import SessionFailure
 from silva.types.rollout import SessionInput
+from silva.wire.output_document import OutputDocument, parse_output
 
 REASONS = {"output_invalid", "reward_invalid", "metadata_invalid", "record_invalid"}
 

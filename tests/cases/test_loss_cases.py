@@ -13,7 +13,6 @@ import torch
 from spans import responses_of
 from train_tiny import write_least_model
 
-from silva.agent.output import parse_output
 from silva.credit.assign import assign_group_credit
 from silva.credit.grpo import standardised
 from silva.credit.reward import MAX_ABS_REWARD, check_reward, read_reward
@@ -23,6 +22,7 @@ from silva.train.policy import PolicyConfig, PolicyTrainer
 from silva.types.errors import SessionFailure
 from silva.types.generation import VersionSpan
 from silva.types.rollout import TrainingSample
+from silva.wire.output_document import parse_output
 
 COMPARING = list({row.credit.__name__: row.credit for row in ALGORITHMS.values() if row.compares}.values())
 

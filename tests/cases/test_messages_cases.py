@@ -11,7 +11,7 @@ from gateway_serve import Json, serving
 from messages_client import CUT, ask, assembled, events, post, refused, sdk
 
 from silva.codec import TurnCodec
-from silva.gateway.messages_input import ERROR_RESULT_MARK
+from silva.wire.messages_input import ERROR_RESULT_MARK
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 MORE: Json = {"role": "user", "content": "more"}

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from silva.forest.identity import message_digest, root_key
 from silva.gateway.chat import ChatDialect
-from silva.gateway.history import MAX_PLAIN_BYTES, HistoryCache
-from silva.gateway.images import RequestImages
 from silva.types.errors import RequestError
 from silva.types.messages import Message
+from silva.wire.history import MAX_PLAIN_BYTES, HistoryCache
+from silva.wire.images import RequestImages
 
 USER = {"role": "user", "content": "hi"}
 

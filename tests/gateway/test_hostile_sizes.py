@@ -12,10 +12,10 @@ from silva.codec import TurnCodec
 from silva.forest.identity import message_digest
 from silva.forest.session_forest import SessionForest
 from silva.gateway.dialect import ModelRequest, TurnOptions
-from silva.gateway.fields import MAX_IGNORED_NAMES, MAX_MESSAGES
 from silva.turns.room import refuse_hopeless
 from silva.types.errors import RequestError
 from silva.types.messages import Conversation, Message, ToolCall
+from silva.wire.fields import MAX_IGNORED_NAMES, MAX_MESSAGES
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 CALLED = Message(role="assistant", tool_calls=tuple(ToolCall(id=f"c{i}", name="f", arguments="{}") for i in range(60)))

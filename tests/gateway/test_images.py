@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 from silva.codec import TurnCodec
 from silva.gateway import images
-from silva.gateway.images import MAX_IMAGE_BYTES, MAX_URL_CHARS
 from silva.inference.scripted import ScriptedEngine
+from silva.wire.images import MAX_IMAGE_BYTES, MAX_URL_CHARS
 
 ONE, TWO = png(mark=1), png(mark=2)
 HI: list[Json] = [{"role": "user", "content": "hi"}]

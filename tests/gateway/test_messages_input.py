@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from silva.forest.identity import root_key
 from silva.gateway.chat import ChatDialect
 from silva.gateway.dialect import ModelRequest
-from silva.gateway.history import HistoryCache
 from silva.gateway.messages import MessagesDialect
 from silva.types.errors import RequestError
+from silva.wire.history import HistoryCache
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 BODIES = BodyReader(MessagesDialect())

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silva.forest.identity import message_digest, root_key
-from silva.gateway.content import Content
-from silva.gateway.history import HistoryCache
 from silva.gateway.responses import ResponsesDialect
 from silva.types.errors import RequestError
 from silva.types.messages import Message, ToolCall
+from silva.wire.content import Content
+from silva.wire.history import HistoryCache
 
 USER = {"role": "user", "content": "hi"}
 REASONING = {"type": "reasoning", "id": "rs_x", "summary": [{"type": "summary_text", "text": "hm"}]}

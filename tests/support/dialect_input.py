@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from silva.forest.identity import message_digest, root_key
 from silva.gateway.dialect import Dialect, ModelRequest
-from silva.gateway.history import HistoryCache
 from silva.types.errors import RequestError
 from silva.types.messages import Message
+from silva.wire.history import HistoryCache
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

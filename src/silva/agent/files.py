@@ -19,9 +19,9 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from silva.agent.output import OutputDocument, output_invalid, parse_output, start_of
 from silva.types.errors import SessionFailure
 from silva.types.rollout import SessionInput
+from silva.wire.output_document import OutputDocument, output_invalid, parse_output, start_of
 
 MAX_OUTPUT_BYTES = 64 << 20
 LOG_TAIL_BYTES = 4096

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from silva.gateway.chat_input import project_message
 from silva.gateway.dialect import ApiError, ModelRequest, TokenLogprob, TurnOptions, TurnReply
-from silva.gateway.fields import (
+from silva.gateway.sse import data_frame
+from silva.types.errors import RequestError
+from silva.types.messages import JsonObject
+from silva.wire.chat_input import project_message
+from silva.wire.fields import (
     ignored_names,
     openai_error,
     read_conversation,
@@ -16,12 +19,9 @@ from silva.gateway.fields import (
     read_stop,
     read_stream,
 )
-from silva.gateway.history import HistoryCache
-from silva.gateway.images import RequestImages
-from silva.gateway.json_in import RawObject, read_body, read_value, shown
-from silva.gateway.sse import data_frame
-from silva.types.errors import RequestError
-from silva.types.messages import JsonObject
+from silva.wire.history import HistoryCache
+from silva.wire.images import RequestImages
+from silva.wire.json_in import RawObject, read_body, read_value, shown
 
 _READ_FIELDS = frozenset(
     {

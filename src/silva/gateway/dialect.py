@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from silva.gateway.history import HistoryCache
-from silva.gateway.images import RequestImages
 from silva.turns.placing import MessagesBetween
 from silva.types.generation import FinishReason
 from silva.types.messages import Conversation, Message
 from silva.types.rollout import TokenUsage
+from silva.wire.history import HistoryCache
+from silva.wire.images import RequestImages
 
 RETRY_HEADER = (b"x-should-retry", b"false")
 

@@ -8,7 +8,10 @@ from typing import Any
 import msgspec
 
 from silva.gateway.dialect import ApiError, ModelRequest, TurnOptions, TurnReply
-from silva.gateway.fields import (
+from silva.gateway.sse import data_frame
+from silva.types.errors import RequestError
+from silva.types.messages import JsonObject, Message
+from silva.wire.fields import (
     ignored_names,
     read_conversation,
     read_history_list,
@@ -17,14 +20,11 @@ from silva.gateway.fields import (
     read_stop,
     read_stream,
 )
-from silva.gateway.history import HistoryCache
-from silva.gateway.images import RequestImages
-from silva.gateway.json_in import RawObject, read_body
-from silva.gateway.messages_input import project_message, project_system, project_tools
-from silva.gateway.opaque import sealed
-from silva.gateway.sse import data_frame
-from silva.types.errors import RequestError
-from silva.types.messages import JsonObject, Message
+from silva.wire.history import HistoryCache
+from silva.wire.images import RequestImages
+from silva.wire.json_in import RawObject, read_body
+from silva.wire.messages_input import project_message, project_system, project_tools
+from silva.wire.opaque import sealed
 
 _READ_FIELDS = frozenset(
     {"messages", "system", "model", "tools", "chat_template_kwargs", "max_tokens", "stop_sequences", "stream"}

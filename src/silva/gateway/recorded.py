@@ -13,16 +13,16 @@ from urllib.parse import urlsplit
 import msgspec
 
 from silva.gateway.chat import ChatDialect
-from silva.gateway.chat_input import project_message as chat_message
 from silva.gateway.dialect import Dialect
-from silva.gateway.history import HistoryCache
-from silva.gateway.images import RequestImages
 from silva.gateway.messages import MessagesDialect
-from silva.gateway.messages_input import project_message as messages_message
 from silva.gateway.responses import ResponsesDialect
-from silva.gateway.responses_input import InputHistory
 from silva.types.errors import ConfigError, RequestError, system_reason
 from silva.types.messages import JsonObject, Message
+from silva.wire.chat_input import project_message as chat_message
+from silva.wire.history import HistoryCache
+from silva.wire.images import RequestImages
+from silva.wire.messages_input import project_message as messages_message
+from silva.wire.responses_input import InputHistory
 
 DIALECTS: Mapping[str, Dialect] = {
     "chat/completions": ChatDialect(),

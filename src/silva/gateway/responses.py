@@ -9,7 +9,10 @@ from typing import Literal
 import msgspec
 
 from silva.gateway.dialect import ApiError, ModelRequest, TurnOptions, TurnReply
-from silva.gateway.fields import (
+from silva.gateway.sse import data_frame
+from silva.types.messages import JsonObject, Message
+from silva.types.rollout import TokenUsage
+from silva.wire.fields import (
     ignored_names,
     openai_error,
     read_conversation,
@@ -17,13 +20,10 @@ from silva.gateway.fields import (
     read_model,
     read_stream,
 )
-from silva.gateway.history import HistoryCache
-from silva.gateway.json_in import RawObject, read_body, read_value
-from silva.gateway.opaque import sealed
-from silva.gateway.responses_input import InputHistory
-from silva.gateway.sse import data_frame
-from silva.types.messages import JsonObject, Message
-from silva.types.rollout import TokenUsage
+from silva.wire.history import HistoryCache
+from silva.wire.json_in import RawObject, read_body, read_value
+from silva.wire.opaque import sealed
+from silva.wire.responses_input import InputHistory
 
 ResponsesEvents = Literal["full", "minimal"]
 """`full`: what a client would have seen of each item while it grew; `minimal`: each item once, when it is done."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from silva.forest.profiles import PROFILES, Canonicaliser
 from silva.gateway.dialect import ModelRequest
-from silva.gateway.history import HistoryCache
 from silva.gateway.recorded import DIALECTS, RecordedRequest
 from silva.parsers import TurnParser
 from silva.types.errors import RequestError
 from silva.types.messages import JsonObject, Message
+from silva.wire.history import HistoryCache
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 _ID_KEYS = frozenset({"id", "call_id", "tool_call_id", "tool_use_id"})

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from silva.agent.output import OutputDocument, OutputRecord, parse_output, record_invalid, start_of
 from silva.credit.reward import read_reward
 from silva.forest.identity import root_key
 from silva.forest.lineage import ExportMode, exported_leaves
@@ -19,13 +18,14 @@ from silva.forest.profiles import PROFILES, Canonicaliser, Profile
 from silva.forest.record_faults import RecordHistory, why_unmatched
 from silva.forest.records import Candidate, Choice, ToldHistories, choose
 from silva.forest.session_forest import SessionForest
-from silva.gateway.chat_input import project_message
-from silva.gateway.fields import read_conversation
-from silva.gateway.history import HistoryCache
-from silva.gateway.images import RequestImages
-from silva.gateway.json_in import read_list, read_value
 from silva.types.errors import RequestError, SessionFailure
 from silva.types.rollout import ExportRecord, Mode
+from silva.wire.chat_input import project_message
+from silva.wire.fields import read_conversation
+from silva.wire.history import HistoryCache
+from silva.wire.images import RequestImages
+from silva.wire.json_in import read_list, read_value
+from silva.wire.output_document import OutputDocument, OutputRecord, parse_output, record_invalid, start_of
 
 log = logging.getLogger("silva.rollout")
 

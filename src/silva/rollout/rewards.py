@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from silva.agent.output import OutputDocument, parse_output, start_of
 from silva.credit.reward import Reward, read_reward
 from silva.rollout.metrics import spread
 from silva.rollout.sample_views import Decode, sample_view
@@ -22,6 +21,7 @@ from silva.turns.session import Session
 from silva.types.errors import GroupEnd, SessionFailure
 from silva.types.rollout import Mode, Samples, TrainingSample
 from silva.types.sample_view import OptionsView, SampleView
+from silva.wire.output_document import OutputDocument, parse_output, start_of
 
 log = logging.getLogger("silva.rollout")
 

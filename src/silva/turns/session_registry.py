@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from silva.forest.session_forest import SessionForest
 from silva.gateway.held import HeldTurns
-from silva.gateway.history import HistoryCache
 from silva.inference.engine import Engine
 from silva.turns.session import Session
 from silva.types.clock import Clock
 from silva.types.messages import JsonObject
 from silva.types.rollout import Mode, RequestRecord
+from silva.wire.history import HistoryCache
 
 MAX_REMEMBERED = 1 << 16
 SESSION_ENDED = "session_ended"

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from silva.gateway.content import (
+from silva.types.errors import RequestError
+from silva.types.messages import JsonObject, Message, Part, Role, ToolCall
+from silva.wire.content import (
     Content,
     heard_message,
     is_absent,
@@ -18,10 +20,8 @@ from silva.gateway.content import (
     tool_message,
     unsupported_part,
 )
-from silva.gateway.images import RequestImages
-from silva.gateway.json_in import RawObject, read_list, read_object, read_value, shown
-from silva.types.errors import RequestError
-from silva.types.messages import JsonObject, Message, Part, Role, ToolCall
+from silva.wire.images import RequestImages
+from silva.wire.json_in import RawObject, read_list, read_object, read_value, shown
 
 ERROR_RESULT_MARK = "[tool error]\n"
 """Stands before the text of a tool result that has `is_error`."""

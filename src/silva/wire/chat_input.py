@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from silva.gateway.content import (
+from silva.types.errors import RequestError
+from silva.types.messages import Message, Role, ToolCall
+from silva.wire.content import (
     ROLES,
     heard_message,
     is_absent,
@@ -15,10 +17,8 @@ from silva.gateway.content import (
     read_text,
     tool_message,
 )
-from silva.gateway.images import RequestImages
-from silva.gateway.json_in import RawObject, read_list, read_object, read_value, shown
-from silva.types.errors import RequestError
-from silva.types.messages import Message, Role, ToolCall
+from silva.wire.images import RequestImages
+from silva.wire.json_in import RawObject, read_list, read_object, read_value, shown
 
 _CHAT_ROLES: dict[str, Role] = {**ROLES, "tool": "tool"}
 

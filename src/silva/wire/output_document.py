@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NoReturn
 
-from silva.gateway.json_in import RawObject, read_body
 from silva.store.encode import safe_text
 from silva.types.errors import SessionFailure
 from silva.types.messages import JsonObject
+from silva.wire.json_in import RawObject, read_body
 
 RECORD_INVALID = "record_invalid"
 """The ledger's word for a session whose output names a context in a form that cannot be read."""

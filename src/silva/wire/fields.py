@@ -7,12 +7,12 @@ from collections.abc import Callable, Set
 import msgspec
 
 from silva.forest.identity import canonical_tool
-from silva.gateway.content import project_tools
 from silva.gateway.dialect import ApiError
-from silva.gateway.history import HistoryCache
-from silva.gateway.json_in import RawObject, read_list, read_value, shown
 from silva.types.errors import RequestError
 from silva.types.messages import Conversation, JsonObject
+from silva.wire.content import project_tools
+from silva.wire.history import HistoryCache
+from silva.wire.json_in import RawObject, read_list, read_value, shown
 
 MAX_MESSAGES = 1 << 17
 MAX_IGNORED_NAMES = 64

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from silva.gateway.json_in import shown
 from silva.types.errors import RequestError
 from silva.types.messages import Image
+from silva.wire.json_in import shown
 
 MAX_IMAGE_BYTES = 20 << 20
 MAX_URL_CHARS = 8192

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from silva.gateway.content import (
+from silva.types.errors import RequestError
+from silva.types.messages import Message, Role, ToolCall
+from silva.wire.content import (
     ROLES,
     Content,
     heard_message,
@@ -19,12 +21,10 @@ from silva.gateway.content import (
     read_text,
     tool_message,
 )
-from silva.gateway.fields import read_history_list
-from silva.gateway.history import HistoryCache
-from silva.gateway.images import RequestImages
-from silva.gateway.json_in import RawObject, read_object, read_value, shown
-from silva.types.errors import RequestError
-from silva.types.messages import Message, Role, ToolCall
+from silva.wire.fields import read_history_list
+from silva.wire.history import HistoryCache
+from silva.wire.images import RequestImages
+from silva.wire.json_in import RawObject, read_object, read_value, shown
 
 KINDS = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
 _QUOTE = ord('"')

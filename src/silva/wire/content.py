@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from silva.gateway.images import IMAGE_KINDS, RequestImages, is_image_part
-from silva.gateway.json_in import RawObject, read_value, shown
 from silva.types.errors import RequestError
 from silva.types.messages import EMPTY_TOOL_RESULT, JsonObject, Message, Part, Role, join_texts, text_of
+from silva.wire.images import IMAGE_KINDS, RequestImages, is_image_part
+from silva.wire.json_in import RawObject, read_value, shown
 
 ROLES: dict[str, Role] = {
     "system": "system",
