@@ -15,10 +15,10 @@ from silva_command import AGENT
 
 from silva.agent.client import AgentRunner
 from silva.codec import TurnCodec
+from silva.export.exporter import Exporter, ExportSettings
 from silva.forest.lineage import build_samples
 from silva.gateway.dialect import RETRY_HEADER
 from silva.rollout.driver import AgentSettings, ProcessDriver
-from silva.rollout.export import Exporter, ExportSettings
 from silva.types.clock import SystemClock
 from silva.types.errors import AgentExecutionError, SessionFailure
 from silva.types.rollout import ExportRecord, Mode, SessionInput

@@ -11,7 +11,7 @@ import pytest
 from gateway_serve import Json, serving
 
 from silva.codec import TurnCodec
-from silva.gateway.recorded import read_recording
+from silva.export.recordings import read_recording
 from silva.gateway.recorder import Recorder
 from silva.gateway.server import GatewayServer, ServerSettings
 

@@ -13,7 +13,7 @@ from messages_client import sdk as anthropic_sdk
 from pictures import chat_part, data_uri, png
 
 from silva.codec import TurnCodec
-from silva.rollout.export import Exporter, ExportSettings
+from silva.export.exporter import Exporter, ExportSettings
 from silva.types.errors import SessionFailure
 from silva.types.rollout import ExportRecord
 
@@ -188,9 +188,9 @@ async def test_contexts_may_not_be_more_than_memory_holds(codec: TurnCodec, monk
         history = await talk(serve, "s")
         records = [{"name": f"r{at}", "messages": history, "tools": TOOLS} for at in range(3)]
         num = 3 * serve.responses("s")[-1].num_tokens
-        monkeypatch.setattr("silva.rollout.export.MAX_CONTEXT_TOKENS", num)
+        monkeypatch.setattr("silva.export.exporter.MAX_CONTEXT_TOKENS", num)
         assert len(export(serve, "s", *records)) == 3
-        monkeypatch.setattr("silva.rollout.export.MAX_CONTEXT_TOKENS", num - 1)
+        monkeypatch.setattr("silva.export.exporter.MAX_CONTEXT_TOKENS", num - 1)
         with pytest.raises(SessionFailure, match=f"session s exports 3 contexts of {num} tokens together") as caught:
             export(serve, "s", *records)
         assert caught.value.reason == "contexts_too_large"

@@ -33,6 +33,7 @@ from silva.config.parse import write_config_file
 from silva.config.validate import check_token_budget, min_group_size, one_context_reason
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, load_dataset
+from silva.export.exporter import Exporter, ExportSettings
 from silva.forest.lineage import ExportMode
 from silva.forest.profiles import parse_profiles
 from silva.gateway.answer import AnswerSettings
@@ -43,7 +44,6 @@ from silva.gateway.server import GatewayServer, ServerSettings
 from silva.inference.engine import Engine
 from silva.parsers import TurnParser
 from silva.rollout.driver import AgentSettings, ProcessDriver
-from silva.rollout.export import Exporter, ExportSettings
 from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
 from silva.rollout.open_sessions import OpenSessions
 from silva.rollout.producer import Producer, ProducerSettings

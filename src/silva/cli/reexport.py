@@ -27,7 +27,7 @@ from silva.cli.user_code import (
 from silva.config.options import RunConfig
 from silva.config.parse import read_config_file, resolve
 from silva.config.validate import validate_judgement
-from silva.rollout.export import Exporter
+from silva.export.exporter import Exporter
 from silva.rollout.reexport import Account, GroupCredit, Reexport, Side
 from silva.rollout.sample_views import Decode
 from silva.store.dumps import PLACEHOLDER, check_dump_template, dump_path

@@ -24,11 +24,11 @@ from silva.codec import TurnCodec
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
 from silva.config.validate import validate
+from silva.export.recordings import RETRY_HEADERS, RecordedRequest, Recording, read_recording
+from silva.export.script_of import answers_of, as_sent_here, generic_parser, items_of, spoken
 from silva.forest.lineage import exported_leaves
 from silva.forest.profiles import AUTO, NONE, PROFILES, REPAIR_PREFIX, parse_profiles
 from silva.gateway.app import GatewayApp
-from silva.gateway.recorded import RETRY_HEADERS, RecordedRequest, Recording, read_recording
-from silva.gateway.script_of import answers_of, as_sent_here, generic_parser, items_of, spoken
 from silva.gateway.server import GatewayServer, ServerSettings
 from silva.inference.scripted import ScriptedEngine, ScriptLine
 from silva.parsers import TurnParser

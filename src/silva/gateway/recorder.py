@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from silva.export.recordings import KEPT_HEADERS, route_of
 from silva.gateway.http import Receive, Scope, Send, credential, delivery_of, header
-from silva.gateway.recorded import KEPT_HEADERS, route_of
 from silva.types.errors import ConfigError
 
 MAX_RECORDED_BYTES = 64 << 20

@@ -11,8 +11,8 @@ from typing import Protocol
 from silva.agent.client import AgentExit, AgentRunner, AgentSpec
 from silva.agent.environment import agent_environment
 from silva.agent.files import SessionFiles, create_session, log_tail, read_output_bytes
+from silva.export.exporter import NO_RESPONSE, Exporter
 from silva.forest.lineage import SharedPrefix, build_samples
-from silva.rollout.export import NO_RESPONSE, Exporter
 from silva.turns.session import Session
 from silva.types.clock import Clock
 from silva.types.errors import AgentExecutionError, SessionFailure

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from silva.export.exporter import Exporter
 from silva.forest.lineage import SharedPrefix
 from silva.rollout.driver import export_session, session_samples
-from silva.rollout.export import Exporter
 from silva.rollout.groups import Outcome, session_record
 from silva.store.ledger import RunLedger
 from silva.turns.session import Session

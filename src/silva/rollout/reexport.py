@@ -14,11 +14,11 @@ from typing import Any
 
 from silva.credit.assign import CreditShare, assign_group_credit
 from silva.credit.spread import CreditFunction
+from silva.export.exporter import Exporter
 from silva.forest.lineage import SharedPrefix
 from silva.forest.restore import restore_forest
 from silva.forest.session_forest import SessionForest
 from silva.rollout.driver import NO_OUTPUT_REASONS, export_session, session_samples
-from silva.rollout.export import Exporter
 from silva.rollout.groups import CreditStage, GroupSettings, Outcome, RewardStage, too_few_left
 from silva.rollout.open_sessions import OPEN_DATASET
 from silva.store.dumps import session_lines, session_rows

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from silva.export.recordings import DIALECTS, RecordedRequest
 from silva.forest.profiles import PROFILES, Canonicaliser
 from silva.gateway.dialect import ModelRequest
-from silva.gateway.recorded import DIALECTS, RecordedRequest
 from silva.parsers import TurnParser
 from silva.types.errors import RequestError
 from silva.types.messages import JsonObject, Message
