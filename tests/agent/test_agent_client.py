@@ -297,26 +297,26 @@ async def test_without_proc_and_waitid_the_process_group_ends(tmp_path, monkeypa
 
 def test_the_runner_imports_nothing_heavy():
     code = runner_command()[-1].replace(
-        "from silva.agent.runner import main; sys.exit(main())", "import silva.agent.runner"
+        "from silva.processes.runner import main; sys.exit(main())", "import silva.processes.runner"
     )
     command = [sys.executable, "-I", "-S", "-c", code + "; print(*sorted(sys.modules))"]
     modules = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
-    assert "silva.agent.sweep" in modules
+    assert "silva.processes.sweep" in modules
     heavy = {"torch", "transformers", "msgspec", "asyncio", "socket", "subprocess", "dataclasses", "typing", "ctypes"}
     assert modules & heavy == set()
     assert {name for name in modules if name.startswith("silva")} == {
         "silva",
         "silva.agent",
-        "silva.agent.protocol",
-        "silva.agent.runner",
-        "silva.agent.sweep",
+        "silva.processes.protocol",
+        "silva.processes.runner",
+        "silva.processes.sweep",
     }
 
 
 def test_the_module_door_works_too(tmp_path):
     root = Path(client.__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-m", "silva.agent.runner"],
+        [sys.executable, "-m", "silva.processes.runner"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(root)},

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from marked import marked
 
 from silva.agent import sweep
-from silva.agent.sweep import ProcTable, owner_in, read_stat, send_signal, sweep_run
+from silva.processes.sweep import ProcTable, owner_in, read_stat, send_signal, sweep_run
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_sweep_run_ends_all_of_a_run_and_nothing_else(start, run_id):
 
 def test_sweep_run_spares_its_own_process_and_ancestors(run_id):
     """As after a resume from a shell that still carries the marker of the run."""
-    code = f"from silva.agent.sweep import sweep_run; print(sweep_run({run_id!r}, grace_s=0, pause_s=0.01))"
+    code = f"from silva.processes.sweep import sweep_run; print(sweep_run({run_id!r}, grace_s=0, pause_s=0.01))"
     done = subprocess.run(
         ["bash", "-c", f'{sys.executable} -c "{code}"; echo shell lives'],
         env={

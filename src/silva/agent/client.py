@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import silva
-from silva.agent.protocol import Line, decode, encode
-from silva.agent.sweep import sweep_run
+from silva.processes.protocol import Line, decode, encode
+from silva.processes.sweep import sweep_run
 from silva.types.errors import RunStopped
 
 logger = logging.getLogger("silva.agent")
@@ -361,7 +361,7 @@ def runner_command() -> list[str]:
     package_file = silva.__file__
     assert package_file is not None
     root = str(Path(package_file).resolve().parent.parent)
-    code = f"import sys; sys.path.append({root!r}); from silva.agent.runner import main; sys.exit(main())"
+    code = f"import sys; sys.path.append({root!r}); from silva.processes.runner import main; sys.exit(main())"
     return [sys.executable, "-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}", "-c", code]
 
 

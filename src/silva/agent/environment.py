@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from silva.agent.files import SessionFiles
-from silva.agent.sweep import RUN_MARKER
+from silva.processes.sweep import RUN_MARKER
 from silva.types.errors import ConfigError
 from silva.types.rollout import Mode
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, cast
 
 from silva.agent.client import AgentRunner
 from silva.agent.environment import parse_agent_env
-from silva.agent.sweep import sweep_run
 from silva.cli.user_code import (
     UserCode,
     build_credit,
@@ -43,6 +42,7 @@ from silva.gateway.responses import ResponsesEvents
 from silva.gateway.server import GatewayServer, ServerSettings
 from silva.inference.engine import Engine
 from silva.parsers import TurnParser
+from silva.processes.sweep import sweep_run
 from silva.rollout.driver import AgentSettings, ProcessDriver
 from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
 from silva.rollout.open_sessions import OpenSessions

@@ -25,8 +25,8 @@ from typing import Any, Literal
 
 import silva
 from silva.agent.environment import trainer_environment
-from silva.agent.sweep import RUN_MARKER
-from silva.rollout.user_worker import HEADER_BYTES, MAX_RESULT_BYTES
+from silva.processes.sweep import RUN_MARKER
+from silva.processes.user_worker import HEADER_BYTES, MAX_RESULT_BYTES
 from silva.types.errors import ConfigError, RunStopped, SilvaError
 
 log = logging.getLogger("silva.rollout")
@@ -353,7 +353,7 @@ class UserFunctionPool:
 
     def _launch(self, mode: Mode, theirs: socket.socket) -> subprocess.Popen[bytes]:
         arguments = (mode, theirs.fileno(), os.getpid(), str(self._folder))
-        code = f"{_FIND_SILVA}; from silva.rollout.user_worker import main; del sys.path[0]; main(*{arguments!r})"
+        code = f"{_FIND_SILVA}; from silva.processes.user_worker import main; del sys.path[0]; main(*{arguments!r})"
         with ExitStack() as stack:
             output = stack.enter_context(self._log_path.open("ab"))
             return subprocess.Popen(
@@ -472,7 +472,7 @@ def _start_guard(marker: str) -> subprocess.Popen[bytes]:
     It finds children of user code too, those that left the worker's process group as well.
     """
     code = (
-        f"{_FIND_SILVA}; from silva.agent.sweep import sweep_run; sys.stdin.buffer.read(); "
+        f"{_FIND_SILVA}; from silva.processes.sweep import sweep_run; sys.stdin.buffer.read(); "
         f"sweep_run({marker!r}, grace_s=0.0, pause_s=0.02)"
     )
     return subprocess.Popen(

@@ -23,7 +23,7 @@ import time
 from collections.abc import Mapping
 
 from silva.agent import sweep
-from silva.agent.protocol import Line, LineBuffer, decode, encode
+from silva.processes.protocol import Line, LineBuffer, decode, encode
 
 CONTROL_FD = 0
 _SHUTDOWN_GRACE_S = 2.0
