@@ -20,7 +20,7 @@ from silva.credit.rloo import leave_one_out
 from silva.credit.shared import spread_credits
 from silva.credit.spread import CreditFunction, centred
 from silva.forest.lineage import SharedPrefix, build_samples
-from silva.rollout.credit import CustomAdvantage
+from silva.judge.custom_advantage import CustomAdvantage
 from silva.train.packing import pack_batch
 from silva.turns.turn_service import SamplingSettings
 from silva.types.errors import GroupEnd, SilvaError

@@ -12,7 +12,7 @@ from silva_command import AGENT, run_silva, write_script
 from silva.cli.user_code import open_user_code
 from silva.config.options import RunConfig
 from silva.config.validate import validate
-from silva.rollout.user_function import UserCodeError, UserFunctionPool
+from silva.judge.user_function import UserCodeError, UserFunctionPool
 from silva.store.queries import counts, open_run
 from silva.types.errors import ConfigError
 

@@ -12,7 +12,7 @@ from silva_command import AGENT, run_silva, show, write_rows, write_script
 
 from silva.config.parse import from_values
 from silva.config.validate import validate
-from silva.rollout.credit import CustomAdvantage
+from silva.judge.custom_advantage import CustomAdvantage
 from silva.rollout.metrics import rollout_metrics
 from silva.rollout.recorded import RecordedGroups
 from silva.types.errors import ConfigError, DatasetError, SilvaError

@@ -13,7 +13,7 @@ import pytest
 from contexts import context
 
 from silva.credit.hook import hook_input, read_credits
-from silva.rollout.credit import CustomAdvantage
+from silva.judge.custom_advantage import CustomAdvantage
 from silva.types.errors import GroupEnd, SilvaError
 from silva.types.rollout import TrainingSample
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from spans import responses_of
 
-from silva.rollout.rewards import Rewards, RewardSettings
-from silva.rollout.user_function import UserFunctionPool
+from silva.judge.rewards import Rewards, RewardSettings
+from silva.judge.user_function import UserFunctionPool
 from silva.types.errors import GroupEnd, SessionFailure
 from silva.types.generation import VersionSpan
 from silva.types.rollout import TrainingSample

@@ -13,8 +13,8 @@ import pytest
 from marked import marked
 from silva_command import eventually
 
+from silva.judge.user_function import UserCodeError, UserFunctionPool
 from silva.rollout import user_function
-from silva.rollout.user_function import UserCodeError, UserFunctionPool
 from silva.types.errors import ConfigError
 from silva.types.sample_view import OptionsView
 
@@ -253,7 +253,7 @@ async def test_what_user_code_started_ends_with_its_worker_and_with_the_pool(fol
 TRAINER = """
 import asyncio, sys
 from pathlib import Path
-from silva.rollout.user_function import UserFunctionPool
+from silva.judge.user_function import UserFunctionPool
 
 async def main():
     pool = UserFunctionPool(log_path=Path("log"), marker=sys.argv[1])

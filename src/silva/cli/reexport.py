@@ -28,8 +28,8 @@ from silva.config.options import RunConfig
 from silva.config.parse import read_config_file, resolve
 from silva.config.validate import validate_judgement
 from silva.export.exporter import Exporter
+from silva.judge.sample_views import Decode
 from silva.rollout.reexport import Account, GroupCredit, Reexport, Side
-from silva.rollout.sample_views import Decode
 from silva.store.dumps import PLACEHOLDER, check_dump_template, dump_path
 from silva.store.encode import to_json
 from silva.store.files import whole_file

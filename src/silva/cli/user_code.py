@@ -12,11 +12,11 @@ from silva.config.options import RunConfig
 from silva.credit.assign import CreditShare
 from silva.credit.spread import CreditFunction
 from silva.forest.lineage import SharedPrefix
-from silva.rollout.credit import ADVANTAGE_PARAMS, CustomAdvantage
+from silva.judge.custom_advantage import ADVANTAGE_PARAMS, CustomAdvantage
+from silva.judge.rewards import GROUP_RM_PARAMS, RM_PARAMS, Rewards, RewardSettings
+from silva.judge.sample_views import Decode
+from silva.judge.user_function import UserCodeError, UserFunction, UserFunctionPool
 from silva.rollout.groups import CreditStage
-from silva.rollout.rewards import GROUP_RM_PARAMS, RM_PARAMS, Rewards, RewardSettings
-from silva.rollout.sample_views import Decode
-from silva.rollout.user_function import UserCodeError, UserFunction, UserFunctionPool
 from silva.train.algorithms import ALGORITHMS, credit_function
 from silva.train.custom_tis import TIS_PARAMS, CustomTis
 from silva.types.rollout import Mode
