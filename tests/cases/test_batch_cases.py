@@ -15,13 +15,13 @@ from train_tiny import write_least_model
 from silva.credit.assign import assign_group_credit
 from silva.data.prompts import Prompt
 from silva.rollout.groups import GroupResult, SlotFailure
-from silva.rollout.tally import StepGroups
+from silva.run.loop import Trainer, TrainerSettings
+from silva.run.tally import StepGroups
 from silva.store.metrics import MetricsWriter
 from silva.train.balance import plan
 from silva.train.learner import Learner, TorchThread
 from silva.train.packing import Reduction, pack_batch
 from silva.train.policy import PolicyConfig, PolicyTrainer
-from silva.train.trainer import Trainer, TrainerSettings
 from silva.types.rollout import SessionInput, TrainingSample
 
 MAX_TOKENS = 12

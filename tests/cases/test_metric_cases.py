@@ -8,7 +8,7 @@ import pytest
 from in_process import Talk, producing
 
 from silva.codec import TurnCodec
-from silva.rollout.metrics import rollout_metrics
+from silva.run.metrics import rollout_metrics
 from silva.store.queries import accounting, open_run
 from silva.types.errors import SessionFailure
 from silva.types.rollout import ExportRecord

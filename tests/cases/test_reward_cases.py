@@ -9,10 +9,10 @@ import pytest
 from marked import marked
 from silva_command import AGENT, run_silva, write_script
 
-from silva.cli.user_code import open_user_code
 from silva.config.options import RunConfig
 from silva.config.validate import validate
 from silva.judge.user_function import UserCodeError, UserFunctionPool
+from silva.run.user_code import open_user_code
 from silva.store.queries import counts, open_run
 from silva.types.errors import ConfigError
 

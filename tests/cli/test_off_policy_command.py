@@ -13,8 +13,8 @@ from recorded_dump import write_dump
 from train_tiny import make_sample, write_least_model
 
 from silva.cli.main import main
-from silva.cli.user_code import UserCode, open_user_code
 from silva.config.parse import from_values
+from silva.run.user_code import UserCode, open_user_code
 from silva.types.generation import VersionSpan
 from silva.types.rollout import TrainingSample
 

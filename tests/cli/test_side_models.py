@@ -15,11 +15,11 @@ import pytest
 from sglang_stub import Answer, SglangStub
 from train_tiny import make_sample
 
-from silva.cli.learner import build_learner
-from silva.cli.side_models import look_at_side_models
 from silva.codec import TurnCodec
 from silva.config.options import RunConfig
 from silva.config.validate_training import check_algorithm
+from silva.run.build_learner import build_learner
+from silva.run.side_models import look_at_side_models
 from silva.train.learner import TorchThread
 from silva.train.policy import StepResult
 from silva.types.errors import ConfigError

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silva.cli.build import load_prompts
 from silva.config.options import RunConfig
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, Row, load_dataset
+from silva.run.assembly import load_prompts
 from silva.types.errors import DatasetError
 from silva.types.rollout import SessionInput
 

@@ -11,7 +11,7 @@ from contexts import context
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silva.rollout.metrics import spread, staleness_metrics
+from silva.run.metrics import spread, staleness_metrics
 from silva.types.rollout import TrainingSample
 
 NUMBERS = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=9)

@@ -14,7 +14,7 @@ from silva.codec import TurnCodec
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, Row
 from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
-from silva.rollout.producer import Producer, ProducerSettings
+from silva.run.producer import Producer, ProducerSettings
 from silva.store.ledger import RunLedger
 from silva.turns.session import Session
 from silva.types.errors import SessionFailure

@@ -13,16 +13,16 @@ import pytest
 import torch
 from train_tiny import make_sample, write_least_model
 
-from silva.cli.learner import critic_config, policy_config
 from silva.config.options import RunConfig
 from silva.credit.assign import assign_group_credit
 from silva.credit.reward import MAX_ABS_REWARD, check_reward
+from silva.run.build_learner import critic_config, policy_config
+from silva.run.loop import mean_metrics
 from silva.train.algorithms import ALGORITHMS
 from silva.train.critic import ValueTrainer
 from silva.train.custom_tis import MAX_WEIGHT
 from silva.train.learner import Learner, TorchThread
 from silva.train.policy import PolicyTrainer, StepResult
-from silva.train.trainer import mean_metrics
 from silva.types.generation import LOWEST_LOGPROB
 
 EXTREMES = ([MAX_ABS_REWARD, -MAX_ABS_REWARD, 5e-324], [MAX_ABS_REWARD, MAX_ABS_REWARD * (1 - 1e-15)], [1e-310, 3e-310])

@@ -18,6 +18,7 @@ from train_steps import Gradients, defined_step, make_trainer, old_policy, step_
 from train_tiny import VOCAB, make_sample, random_samples, write_model, write_tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from silva.run.loop import TrainerSettings
 from silva.train.checkpoint import checkpoint_dir, is_complete, latest_checkpoint
 from silva.train.corrections import TisConfig
 from silva.train.learner import Learner, TorchThread
@@ -25,7 +26,6 @@ from silva.train.losses.clip import ClipConfig
 from silva.train.objective import ObjectiveConfig
 from silva.train.policy import PolicyConfig, PolicyTrainer, StepResult
 from silva.train.signals import Signals
-from silva.train.trainer import TrainerSettings
 from silva.types.errors import ConfigError, SilvaError
 
 

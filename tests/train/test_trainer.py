@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from silva.rollout.tally import StepGroups
+from silva.run.loop import Trainer, TrainerSettings
+from silva.run.tally import StepGroups
 from silva.store.metrics import METRICS_NAME, MetricsWriter
-from silva.train.trainer import Trainer, TrainerSettings
 
 
 class Untouched:

@@ -12,7 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from silva.agent.environment import withheld_names
-from silva.cli.build import (
+from silva.cli.loop import run_async
+from silva.cli.replay import run_replay
+from silva.config.options import RunConfig
+from silva.config.parse import resolve
+from silva.config.validate import eval_sets, one_context_reason, several_contexts_problem, trains_on_records, validate
+from silva.config.validate_training import is_group_of_one, needs_reference, training_warnings
+from silva.data.prompts import PromptSource
+from silva.data.rows import Dataset
+from silva.model.torch_env import prepare
+from silva.rollout.groups import GroupResult
+from silva.run.assembly import (
     build_engine,
     check_model,
     check_row_budget,
@@ -23,18 +33,8 @@ from silva.cli.build import (
     open_groups,
     open_runtime,
 )
-from silva.cli.loop import run_async
-from silva.cli.replay import run_replay
-from silva.cli.side_models import look_at_side_models
-from silva.cli.user_code import open_user_code
-from silva.config.options import RunConfig
-from silva.config.parse import resolve
-from silva.config.validate import eval_sets, one_context_reason, several_contexts_problem, trains_on_records, validate
-from silva.config.validate_training import is_group_of_one, needs_reference, training_warnings
-from silva.data.prompts import PromptSource
-from silva.data.rows import Dataset
-from silva.model.torch_env import prepare
-from silva.rollout.groups import GroupResult
+from silva.run.side_models import look_at_side_models
+from silva.run.user_code import open_user_code
 from silva.types.clock import SystemClock
 from silva.types.errors import ConfigError, SilvaError
 from silva.view.console import RunView

@@ -13,9 +13,15 @@ from typing import Any, BinaryIO
 
 from tokenizers import Tokenizer
 
-from silva.cli.build import export_settings, group_settings, run_id_of
 from silva.cli.loop import run_async
-from silva.cli.user_code import (
+from silva.config.options import RunConfig
+from silva.config.parse import read_config_file, resolve
+from silva.config.validate import validate_judgement
+from silva.export.exporter import Exporter
+from silva.judge.sample_views import Decode
+from silva.rollout.reexport import Account, GroupCredit, Reexport, Side
+from silva.run.assembly import export_settings, group_settings, run_id_of
+from silva.run.user_code import (
     build_credit,
     build_rewards,
     credit_of,
@@ -24,12 +30,6 @@ from silva.cli.user_code import (
     open_user_code,
     shared_prefix,
 )
-from silva.config.options import RunConfig
-from silva.config.parse import read_config_file, resolve
-from silva.config.validate import validate_judgement
-from silva.export.exporter import Exporter
-from silva.judge.sample_views import Decode
-from silva.rollout.reexport import Account, GroupCredit, Reexport, Side
 from silva.store.dumps import PLACEHOLDER, check_dump_template, dump_path
 from silva.store.encode import to_json
 from silva.store.files import whole_file

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from silva.cli.build import load_codec, turn_settings
 from silva.cli.loop import run_async
 from silva.codec import TurnCodec
 from silva.config.options import RunConfig
@@ -32,6 +31,7 @@ from silva.gateway.app import GatewayApp
 from silva.gateway.server import GatewayServer, ServerSettings
 from silva.inference.scripted import ScriptedEngine, ScriptLine
 from silva.parsers import TurnParser
+from silva.run.assembly import load_codec, turn_settings
 from silva.store.media import MediaStore
 from silva.turns.session import Session
 from silva.turns.session_registry import SessionRegistry

@@ -6,14 +6,14 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from silva.cli.build import build_producer, build_report, choose_run_dir, load_prompts, open_groups, open_runtime
 from silva.cli.loop import run_async
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
 from silva.config.validate import validate
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
-from silva.rollout.deliver import deliver
+from silva.run.assembly import build_producer, build_report, choose_run_dir, load_prompts, open_groups, open_runtime
+from silva.run.deliver import deliver
 from silva.store.metrics import MetricsWriter
 from silva.view.console import RunView
 

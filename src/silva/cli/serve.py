@@ -7,13 +7,13 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from silva.cli.build import choose_run_dir, open_runtime
 from silva.cli.loop import run_async
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
 from silva.config.validate import validate
 from silva.gateway.server import require_loopback
 from silva.model.torch_env import prepare
+from silva.run.assembly import choose_run_dir, open_runtime
 from silva.types.errors import ConfigError
 from silva.view.console import RunView
 

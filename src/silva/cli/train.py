@@ -10,7 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from silva.cli.build import (
+from silva.cli.loop import run_async
+from silva.config.options import RunConfig
+from silva.config.parse import read_config_file, resolve, write_config_file
+from silva.config.validate import eval_sets, one_context_reason, trains_on_records, validate
+from silva.config.validate_training import check_training_run
+from silva.data.prompts import PromptSource
+from silva.data.rows import Dataset
+from silva.model.torch_env import prepare
+from silva.rollout.groups import FailureBudget, GroupRunner
+from silva.rollout.recorded import RecordedGroups
+from silva.run.assembly import (
     Runtime,
     build_producer,
     build_report,
@@ -23,9 +33,9 @@ from silva.cli.build import (
     open_runtime,
     run_id_of,
 )
-from silva.cli.learner import build_learner
-from silva.cli.loop import run_async
-from silva.cli.user_code import (
+from silva.run.build_learner import build_learner
+from silva.run.evaluator import Evaluator
+from silva.run.user_code import (
     build_credit,
     build_custom_tis,
     credit_of,
@@ -33,16 +43,6 @@ from silva.cli.user_code import (
     open_user_code,
     shared_prefix,
 )
-from silva.config.options import RunConfig
-from silva.config.parse import read_config_file, resolve, write_config_file
-from silva.config.validate import eval_sets, one_context_reason, trains_on_records, validate
-from silva.config.validate_training import check_training_run
-from silva.data.prompts import PromptSource
-from silva.data.rows import Dataset
-from silva.model.torch_env import prepare
-from silva.rollout.evaluate import Evaluator
-from silva.rollout.groups import FailureBudget, GroupRunner
-from silva.rollout.recorded import RecordedGroups
 from silva.store.files import DB_NAME, lock_run
 from silva.store.metrics import METRICS_NAME, MetricsWriter
 from silva.store.queries import counts, open_run, pending_places
@@ -52,7 +52,7 @@ from silva.view.console import RunView
 log = logging.getLogger("silva")
 
 if TYPE_CHECKING:
-    from silva.train.trainer import TrainerSettings
+    from silva.run.loop import TrainerSettings
 
 
 def run(args: argparse.Namespace) -> int:
@@ -108,9 +108,9 @@ def _config_of(run_dir: Path) -> Path:
 async def _train(
     config: RunConfig, view: RunView, run_dir: Path, dataset: Dataset, evals: dict[str, Dataset], *, resume: bool
 ) -> int:
+    from silva.run.loop import Trainer
     from silva.train.checkpoint import latest_checkpoint
     from silva.train.learner import TorchThread
-    from silva.train.trainer import Trainer
 
     folder = latest_checkpoint(run_dir / "checkpoints") if resume else None
     learner, first = None, 0
@@ -169,8 +169,8 @@ async def _train(
 
 async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> int:
     """Training on the dumps of another run. Neither prompts nor sessions exist here, so there is no run ledger."""
+    from silva.run.loop import Trainer
     from silva.train.learner import TorchThread
-    from silva.train.trainer import Trainer
 
     used = [name for name in (DB_NAME, METRICS_NAME) if (run_dir / name).exists()]
     if used:
@@ -236,7 +236,7 @@ def _evaluator(
 
 
 def _trainer_settings(config: RunConfig, run_dir: Path, first: int) -> TrainerSettings:
-    from silva.train.trainer import TrainerSettings
+    from silva.run.loop import TrainerSettings
 
     whole = config.rollout_batch_size and config.rollout_batch_size * config.n_samples_per_prompt
     return TrainerSettings(

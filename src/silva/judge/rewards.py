@@ -16,7 +16,7 @@ from typing import Any
 from silva.credit.reward import Reward, read_reward
 from silva.judge.sample_views import Decode, sample_view
 from silva.judge.user_function import UserCodeError, UserFunction
-from silva.rollout.metrics import spread
+from silva.run.metrics import spread
 from silva.turns.session import Session
 from silva.types.errors import GroupEnd, SessionFailure
 from silva.types.rollout import Mode, Samples, TrainingSample

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from silva.rollout.metrics import rollout_metrics
-from silva.rollout.producer import Producer
-from silva.rollout.report import StepReport
+from silva.run.metrics import rollout_metrics
+from silva.run.producer import Producer
+from silva.run.report import StepReport
 from silva.store.ledger import RunLedger
 from silva.store.metrics import MetricsWriter
 

@@ -6,13 +6,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from silva.cli.build import context_limit, load_codec
 from silva.config.addresses import is_address
 from silva.config.options import RunConfig
 from silva.config.validate_training import needs_reference
 from silva.inference.sglang_scorer import SglangScorer
 from silva.model.fingerprint import model_fingerprint
 from silva.model.same_ids import check_same_ids, num_positions, plain_words
+from silva.run.assembly import context_limit, load_codec
 from silva.types.clock import SystemClock
 from silva.types.errors import ConfigError
 

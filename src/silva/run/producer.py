@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from silva.data.prompts import Prompt, PromptSource
 from silva.rollout.groups import FailureBudget, GroupResult, GroupRunner, GroupSettings
-from silva.rollout.tally import GroupTally, StepGroups, tally
+from silva.run.tally import GroupTally, StepGroups, tally
 from silva.store.ledger import RunLedger
 from silva.types.errors import GroupEnd
 

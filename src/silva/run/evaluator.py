@@ -9,9 +9,9 @@ from silva.credit.shared import by_session
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
-from silva.rollout.metrics import helper_metrics, passrate_metrics, reward_metrics
-from silva.rollout.producer import Producer, ProducerSettings
-from silva.rollout.tally import StepGroups
+from silva.run.metrics import helper_metrics, passrate_metrics, reward_metrics
+from silva.run.producer import Producer, ProducerSettings
+from silva.run.tally import StepGroups
 from silva.store.ledger import RunLedger
 
 

@@ -9,10 +9,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from silva.cli.build import num_threads
-from silva.cli.side_models import open_side_models, side_fingerprints
 from silva.config.options import RunConfig
 from silva.config.validate_training import algorithm_of, training_warnings
+from silva.run.assembly import num_threads
+from silva.run.side_models import open_side_models, side_fingerprints
 
 if TYPE_CHECKING:  # they import torch
     from silva.train.advantages import AdvantageConfig

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from silva.rollout.metrics import spread
+from silva.run.metrics import spread
 from silva.store.dumps import check_dump_template, write_rollout_dump
 from silva.store.ledger import RunLedger
 from silva.store.queries import accounting, accounting_line, counts, open_run, roots_per_session

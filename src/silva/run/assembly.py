@@ -17,15 +17,6 @@ from typing import TYPE_CHECKING, cast
 
 from silva.agent.client import AgentRunner
 from silva.agent.environment import parse_agent_env
-from silva.cli.user_code import (
-    UserCode,
-    build_credit,
-    build_rewards,
-    has_custom_advantage,
-    open_user_code,
-    reward_keys,
-    shared_prefix,
-)
 from silva.codec import TurnCodec
 from silva.config.options import RunConfig
 from silva.config.parse import write_config_file
@@ -46,8 +37,17 @@ from silva.processes.sweep import sweep_run
 from silva.rollout.driver import AgentSettings, ProcessDriver
 from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
 from silva.rollout.open_sessions import OpenSessions
-from silva.rollout.producer import Producer, ProducerSettings
-from silva.rollout.report import StepReport
+from silva.run.producer import Producer, ProducerSettings
+from silva.run.report import StepReport
+from silva.run.user_code import (
+    UserCode,
+    build_credit,
+    build_rewards,
+    has_custom_advantage,
+    open_user_code,
+    reward_keys,
+    shared_prefix,
+)
 from silva.store.ledger import Recovered, RunLedger
 from silva.store.media import MEDIA_DIR, MediaStore
 from silva.store.queries import check_ledgers, open_run
