@@ -14,7 +14,7 @@ from train_tiny import write_least_model
 
 from silva.credit.assign import assign_group_credit
 from silva.data.prompts import Prompt
-from silva.rollout.groups import GroupResult, SlotFailure
+from silva.rollout.group_runner import GroupResult, SlotFailure
 from silva.run.loop import Trainer, TrainerSettings
 from silva.run.tally import StepGroups
 from silva.store.metrics import MetricsWriter

@@ -13,7 +13,7 @@ from silva_command import AGENT, run_silva, show, write_rows, write_script
 from silva.config.parse import from_values
 from silva.config.validate import validate
 from silva.judge.custom_advantage import CustomAdvantage
-from silva.rollout.recorded import RecordedGroups
+from silva.rollout.recorded_groups import RecordedGroups
 from silva.run.metrics import rollout_metrics
 from silva.types.errors import ConfigError, DatasetError, SilvaError
 

@@ -14,8 +14,8 @@ from silva.config.validate import one_context_reason
 from silva.data.prompts import Prompt
 from silva.judge.custom_advantage import CustomAdvantage
 from silva.judge.rewards import Rewards, RewardSettings
-from silva.rollout.groups import FailureBudget, GroupResult, GroupRunner, GroupSettings
-from silva.rollout.recorded import RecordedGroups
+from silva.rollout.group_runner import FailureBudget, GroupResult, GroupRunner, GroupSettings
+from silva.rollout.recorded_groups import RecordedGroups
 from silva.store.dumps import write_rollout_dump
 from silva.store.ledger import RunLedger
 from silva.store.queries import counts, load_samples, open_run

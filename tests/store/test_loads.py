@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from store_records import begin, exported, failed, forest, joined
 
-from silva.rollout.recorded import RecordedGroups
+from silva.rollout.recorded_groups import RecordedGroups
 from silva.store.dumps import write_rollout_dump
 from silva.store.ledger import RunLedger
 from silva.store.loads import read_rollout_dump

@@ -13,7 +13,7 @@ from gateway_serve import Serve, serving
 from silva.codec import TurnCodec
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, Row
-from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
+from silva.rollout.group_runner import FailureBudget, GroupRunner, GroupSettings
 from silva.run.producer import Producer, ProducerSettings
 from silva.store.ledger import RunLedger
 from silva.turns.session import Session

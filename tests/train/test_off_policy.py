@@ -16,7 +16,7 @@ from recorded_dump import write_dump
 from train_tiny import random_samples, write_least_model
 
 from silva.credit.assign import assign_group_credit
-from silva.rollout.recorded import RecordedGroups
+from silva.rollout.recorded_groups import RecordedGroups
 from silva.train.corrections import TisConfig
 from silva.train.custom_tis import CustomTis, read_weights
 from silva.train.learner import Learner, LearnerSettings, TorchThread

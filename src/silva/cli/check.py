@@ -21,7 +21,7 @@ from silva.config.validate_training import is_group_of_one, needs_reference, tra
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
-from silva.rollout.groups import GroupResult
+from silva.rollout.group_runner import GroupResult
 from silva.run.assembly import (
     build_engine,
     check_model,

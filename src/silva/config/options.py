@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from silva.config.option import flag_of, opt
 from silva.config.training_options import TrainingOptions
 from silva.forest.profiles import PROFILES
 from silva.parsers import parser_names
+from silva.types.option import flag_of, opt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

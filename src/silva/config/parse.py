@@ -15,10 +15,10 @@ from typing import Any
 
 import tomli_w
 
-from silva.config.option import OptionInfo, flag_of
 from silva.config.options import LATER, RunConfig, later_sentence
 from silva.config.training_options import TrainingOptions
 from silva.types.errors import ConfigError
+from silva.types.option import OptionInfo, flag_of
 
 _UNSET: Any = object()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from silva.config.option import opt
 from silva.train.algorithms import ALGORITHMS
+from silva.types.option import opt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ import asyncio
 from silva.export.exporter import Exporter
 from silva.forest.lineage import SharedPrefix
 from silva.rollout.driver import export_session, session_samples
-from silva.rollout.groups import Outcome, session_record
+from silva.rollout.group_runner import Outcome, session_record
 from silva.store.ledger import RunLedger
 from silva.turns.session import Session
 from silva.types.errors import SessionFailure

@@ -19,7 +19,7 @@ from silva.forest.lineage import SharedPrefix
 from silva.forest.restore import restore_forest
 from silva.forest.session_forest import SessionForest
 from silva.rollout.driver import NO_OUTPUT_REASONS, export_session, session_samples
-from silva.rollout.groups import CreditStage, GroupSettings, Outcome, RewardStage, too_few_left
+from silva.rollout.group_runner import CreditStage, GroupSettings, Outcome, RewardStage, too_few_left
 from silva.rollout.open_sessions import OPEN_DATASET
 from silva.store.dumps import session_lines, session_rows
 from silva.store.encode import short_floats

@@ -35,7 +35,7 @@ from silva.inference.engine import Engine
 from silva.parsers import TurnParser
 from silva.processes.sweep import sweep_run
 from silva.rollout.driver import AgentSettings, ProcessDriver
-from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
+from silva.rollout.group_runner import FailureBudget, GroupRunner, GroupSettings
 from silva.rollout.open_sessions import OpenSessions
 from silva.run.producer import Producer, ProducerSettings
 from silva.run.report import StepReport

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from silva.credit.shared import by_session
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
-from silva.rollout.groups import FailureBudget, GroupRunner, GroupSettings
+from silva.rollout.group_runner import FailureBudget, GroupRunner, GroupSettings
 from silva.run.metrics import helper_metrics, passrate_metrics, reward_metrics
 from silva.run.producer import Producer, ProducerSettings
 from silva.run.tally import StepGroups

@@ -15,7 +15,7 @@ from silva.credit.grpo import standardised
 from silva.credit.spread import CreditFunction
 from silva.forest.lineage import SharedPrefix
 from silva.inference.engine import Engine
-from silva.rollout.groups import GroupResult
+from silva.rollout.group_runner import GroupResult
 from silva.run.evaluator import Evaluator
 from silva.run.metrics import rollout_metrics, staleness_metrics
 from silva.run.report import StepReport

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from silva.data.prompts import Prompt, PromptSource
-from silva.rollout.groups import FailureBudget, GroupResult, GroupRunner, GroupSettings
+from silva.rollout.group_runner import FailureBudget, GroupResult, GroupRunner, GroupSettings
 from silva.run.tally import GroupTally, StepGroups, tally
 from silva.store.ledger import RunLedger
 from silva.types.errors import GroupEnd

@@ -16,7 +16,7 @@ from silva.judge.custom_advantage import ADVANTAGE_PARAMS, CustomAdvantage
 from silva.judge.rewards import GROUP_RM_PARAMS, RM_PARAMS, Rewards, RewardSettings
 from silva.judge.sample_views import Decode
 from silva.judge.user_function import UserCodeError, UserFunction, UserFunctionPool
-from silva.rollout.groups import CreditStage
+from silva.rollout.group_runner import CreditStage
 from silva.train.algorithms import ALGORITHMS, credit_function
 from silva.train.custom_tis import TIS_PARAMS, CustomTis
 from silva.types.rollout import Mode

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from silva.inference.unscored import Unscored, tell_unscored
+from silva.model.unscored import Unscored, tell_unscored
 from silva.train.advantages import token_advantages
 from silva.train.checkpoint import read_state
 from silva.train.critic import ValueTrainer
