@@ -14,9 +14,9 @@ from train_tiny import write_least_model
 
 from silva.credit.assign import assign_group_credit
 from silva.data.prompts import Prompt
-from silva.rollout.group_runner import GroupResult, SlotFailure
+from silva.judge.group_end import GroupResult, SlotFailure
+from silva.rollout.tally import StepGroups
 from silva.run.loop import Trainer, TrainerSettings
-from silva.run.tally import StepGroups
 from silva.store.metrics import MetricsWriter
 from silva.train.balance import plan
 from silva.train.learner import Learner, TorchThread

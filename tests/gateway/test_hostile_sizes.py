@@ -11,10 +11,11 @@ from gateway_serve import Json, serving
 from silva.codec import TurnCodec
 from silva.forest.identity import message_digest
 from silva.forest.session_forest import SessionForest
-from silva.gateway.dialect import ModelRequest, TurnOptions
+from silva.turns.model_request import ModelRequest
 from silva.turns.room import refuse_hopeless
 from silva.types.errors import RequestError
 from silva.types.messages import Conversation, Message, ToolCall
+from silva.types.turn import TurnOptions
 from silva.wire.fields import MAX_IGNORED_NAMES, MAX_MESSAGES
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from silva.forest.identity import root_key
 from silva.gateway.chat import ChatDialect
-from silva.gateway.dialect import ModelRequest
 from silva.gateway.messages import MessagesDialect
+from silva.turns.model_request import ModelRequest
 from silva.types.errors import RequestError
 from silva.wire.history import HistoryCache
 

@@ -20,7 +20,8 @@ from silva.codec import TurnCodec
 from silva.forest.lineage import build_samples, exported_leaves
 from silva.forest.restore import restore_forest
 from silva.forest.session_forest import SessionForest
-from silva.rollout.group_runner import Outcome, session_record
+from silva.judge.group_end import Outcome
+from silva.rollout.group_runner import session_record
 from silva.store.ledger import RunLedger
 from silva.store.queries import open_run
 from silva.store.stored import load_session

@@ -13,8 +13,10 @@ from silva.config.parse import from_values
 from silva.config.validate import one_context_reason
 from silva.data.prompts import Prompt
 from silva.judge.custom_advantage import CustomAdvantage
+from silva.judge.group_end import GroupResult, GroupSettings
 from silva.judge.rewards import Rewards, RewardSettings
-from silva.rollout.group_runner import FailureBudget, GroupResult, GroupRunner, GroupSettings
+from silva.rollout.failure_budget import FailureBudget
+from silva.rollout.group_runner import GroupRunner
 from silva.rollout.recorded_groups import RecordedGroups
 from silva.store.dumps import write_rollout_dump
 from silva.store.ledger import RunLedger

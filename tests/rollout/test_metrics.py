@@ -11,7 +11,8 @@ from contexts import context
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silva.run.metrics import spread, staleness_metrics
+from silva.run.metrics import staleness_metrics
+from silva.types.numbers import spread
 from silva.types.rollout import TrainingSample
 
 NUMBERS = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=9)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import strategies as st
 
 from silva.forest.identity import message_digest, root_key
-from silva.gateway.dialect import Dialect, ModelRequest
+from silva.gateway.dialect import Dialect
+from silva.turns.model_request import ModelRequest
 from silva.types.errors import RequestError
 from silva.types.messages import Message
 from silva.wire.history import HistoryCache

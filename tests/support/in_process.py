@@ -13,7 +13,9 @@ from gateway_serve import Serve, serving
 from silva.codec import TurnCodec
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, Row
-from silva.rollout.group_runner import FailureBudget, GroupRunner, GroupSettings
+from silva.judge.group_end import GroupSettings
+from silva.rollout.failure_budget import FailureBudget
+from silva.rollout.group_runner import GroupRunner
 from silva.run.producer import Producer, ProducerSettings
 from silva.store.ledger import RunLedger
 from silva.turns.session import Session

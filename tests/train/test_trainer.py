@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from silva.rollout.tally import StepGroups
 from silva.run.loop import Trainer, TrainerSettings
-from silva.run.tally import StepGroups
 from silva.store.metrics import METRICS_NAME, MetricsWriter
 
 

@@ -20,8 +20,8 @@ from silva.config.validate import eval_sets, one_context_reason, several_context
 from silva.config.validate_training import is_group_of_one, needs_reference, training_warnings
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
+from silva.judge.group_end import GroupResult
 from silva.model.torch_env import prepare
-from silva.rollout.group_runner import GroupResult
 from silva.run.assembly import (
     build_engine,
     check_model,

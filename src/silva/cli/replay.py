@@ -23,7 +23,7 @@ from silva.codec import TurnCodec
 from silva.config.options import RunConfig
 from silva.config.parse import resolve
 from silva.config.validate import validate
-from silva.export.recordings import RETRY_HEADERS, RecordedRequest, Recording, read_recording
+from silva.export.recordings import RecordedRequest, Recording, read_recording
 from silva.export.script_of import answers_of, as_sent_here, generic_parser, items_of, spoken
 from silva.forest.lineage import exported_leaves
 from silva.forest.profiles import AUTO, NONE, PROFILES, REPAIR_PREFIX, parse_profiles
@@ -39,6 +39,7 @@ from silva.turns.turn_service import TurnService
 from silva.types.clock import SystemClock
 from silva.types.messages import Conversation, JsonObject, Message
 from silva.view.replay import render_replay
+from silva.wire.recording_head import RETRY_HEADERS
 
 UNKNOWN_ANSWER = "ok"
 _ROOM = 1 << 22

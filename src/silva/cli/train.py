@@ -18,7 +18,8 @@ from silva.config.validate_training import check_training_run
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.model.torch_env import prepare
-from silva.rollout.group_runner import FailureBudget, GroupRunner
+from silva.rollout.failure_budget import FailureBudget
+from silva.rollout.group_runner import GroupRunner
 from silva.rollout.recorded_groups import RecordedGroups
 from silva.run.assembly import (
     Runtime,

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from silva.data.parquet import parquet_rows
-from silva.forest.identity import refuse_constant
 from silva.types.errors import DatasetError
 from silva.types.messages import JsonObject
 from silva.types.rollout import SessionInput
+from silva.types.strict_json import refuse_constant
 
 MAX_SHOWN_ERRORS = 10
 MAX_DEPTH = 64

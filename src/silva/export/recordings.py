@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -22,17 +21,14 @@ from silva.wire.chat_input import project_message as chat_message
 from silva.wire.history import HistoryCache
 from silva.wire.images import RequestImages
 from silva.wire.messages_input import project_message as messages_message
+from silva.wire.recording_head import KEPT_HEADERS, MODEL_ROUTES, route_of
 from silva.wire.responses_input import InputHistory
 
-DIALECTS: Mapping[str, Dialect] = {
-    "chat/completions": ChatDialect(),
-    "responses": ResponsesDialect(),
-    "messages": MessagesDialect(),
-}
+DIALECTS: Mapping[str, Dialect] = dict(
+    zip(MODEL_ROUTES, (ChatDialect(), ResponsesDialect(), MessagesDialect()), strict=True)
+)
 DEFAULT_SESSION = "replay"
-RETRY_HEADERS = ("x-stainless-retry-count", "idempotency-key")
 MAX_HEADER_CHARS = 1024
-KEPT_HEADERS = ("user-agent", *RETRY_HEADERS)
 _MAX_SHOWN_FAULTS = 10
 _SSE_LINE = re.compile(r"\r\n|\r|\n")
 """What ends a line of a stream; other line breaks may stand in its texts."""
@@ -92,12 +88,6 @@ def read_recording(path: Path) -> Recording:
         routes = ", ".join(f".../{route}" for route in DIALECTS)
         raise ConfigError(f"--replay {path} holds no model request (a POST to {routes})")
     return Recording(sessions=sessions, num_others=num_others)
-
-
-def route_of(path: str) -> str | None:
-    """The model route that a path or URL ends in, whatever stands before it."""
-    plain = "/" + urlsplit(path).path.strip("/")
-    return next((route for route in DIALECTS if plain.endswith("/" + route)), None)
 
 
 def _read_line(raw: str, number: int) -> RecordedRequest | None:

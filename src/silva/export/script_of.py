@@ -9,8 +9,8 @@ from typing import Any
 
 from silva.export.recordings import DIALECTS, RecordedRequest
 from silva.forest.profiles import PROFILES, Canonicaliser
-from silva.gateway.dialect import ModelRequest
 from silva.parsers import TurnParser
+from silva.turns.model_request import ModelRequest
 from silva.types.errors import RequestError
 from silva.types.messages import JsonObject, Message
 from silva.wire.history import HistoryCache

@@ -21,6 +21,8 @@ RepairKind = Literal["blanks", "reasoning_missing", "call_ids", "answer_missing"
 Renames = Mapping[str, str]
 """A client's id of a call -> the id that it was given."""
 MessageAt = Callable[[int], Message]
+MessagesBetween = Callable[[int, int], tuple[Message, ...]]
+"""The request's canonical messages from one index up to (not with) another."""
 
 NO_RENAMES: Renames = {}
 """Never written to."""

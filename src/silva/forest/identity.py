@@ -16,6 +16,7 @@ from typing import Any
 
 from silva.types.errors import RequestError
 from silva.types.messages import Conversation, JsonObject, Message
+from silva.types.strict_json import refuse_constant, unique_keys
 
 KEY_BYTES = 16
 MAX_REMEMBERED_CHARS = 256
@@ -157,19 +158,6 @@ def _fold_number(text: str) -> int | float:
         return int(exact)
     double = float(text)
     return int(Decimal(repr(double))) if double.is_integer() else double
-
-
-def refuse_constant(text: str) -> Any:
-    """For json.loads: NaN and the infinities are no JSON."""
-    raise ValueError(f"{text} is no JSON value")
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For json.loads: an object, ValueError where a key stands in it twice."""
-    folded = dict(pairs)
-    if len(folded) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return folded
 
 
 def _hash(kind: bytes, data: bytes) -> bytes:

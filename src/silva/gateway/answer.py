@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from silva.gateway.dialect import RETRY_HEADER, ApiError, Dialect, TurnOptions, TurnReply
+from silva.gateway.dialect import RETRY_HEADER, Dialect
 from silva.gateway.held import HeldTurn
 from silva.gateway.http import (
     JSON_TYPE,
@@ -22,6 +22,7 @@ from silva.gateway.http import (
 )
 from silva.types.clock import Clock
 from silva.types.rollout import RequestRecord
+from silva.types.turn import ApiError, TurnOptions, TurnReply
 
 HEARTBEAT_S = 15.0
 SILENT_JSON_S = 200.0

@@ -9,7 +9,7 @@ import msgspec
 
 from silva.gateway.answer import AnswerSettings
 from silva.gateway.chat import ChatDialect
-from silva.gateway.dialect import ApiError, CountingDialect, Dialect
+from silva.gateway.dialect import CountingDialect, Dialect
 from silva.gateway.exchange import ModelEndpoint
 from silva.gateway.http import (
     BodyTooLarge,
@@ -28,6 +28,7 @@ from silva.gateway.responses import ResponsesDialect, ResponsesEvents
 from silva.turns.session_registry import SessionRegistry
 from silva.turns.turn_service import TurnService
 from silva.types.clock import Clock
+from silva.types.turn import ApiError
 
 MOUNT = "/agentic_api"
 MODEL_NAME = "model"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from silva.gateway.dialect import ApiError, ModelRequest, TokenLogprob, TurnOptions, TurnReply
 from silva.gateway.sse import data_frame
+from silva.turns.model_request import ModelRequest
 from silva.types.errors import RequestError
 from silva.types.messages import JsonObject
+from silva.types.turn import ApiError, TokenLogprob, TurnOptions, TurnReply
 from silva.wire.chat_input import project_message
 from silva.wire.fields import (
     ignored_names,

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from silva.gateway.answer import Answer, AnswerSettings, send_error
-from silva.gateway.dialect import ApiError, CountingDialect, Dialect, ModelRequest, TurnReply
+from silva.gateway.dialect import CountingDialect, Dialect
 from silva.gateway.held import Evidence, HeldTurn, TurnHead, body_digest
 from silva.gateway.http import (
     MAX_BODY_BYTES,
@@ -24,11 +24,13 @@ from silva.gateway.http import (
     read_request_body,
     send_json,
 )
+from silva.turns.model_request import ModelRequest
 from silva.turns.session_registry import SESSION_ENDED, LiveSession, SessionRegistry
 from silva.turns.turn_service import TurnService
 from silva.types.clock import Clock
 from silva.types.errors import EngineFault, RequestError, StorageFault
 from silva.types.rollout import RequestRecord
+from silva.types.turn import ApiError, TurnReply
 
 T = TypeVar("T")
 log = logging.getLogger("silva.gateway")

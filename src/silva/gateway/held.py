@@ -8,9 +8,9 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from silva.gateway.dialect import ApiError, TurnOptions, TurnReply
 from silva.gateway.http import Delivery, Scope, header
 from silva.types.rollout import RequestRecord
+from silva.types.turn import ApiError, TurnOptions, TurnReply
 
 MAX_TOLD = 16
 """So many finished turns of a session can still be asked for again."""

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from silva.gateway.dialect import ApiError, ModelRequest, TurnOptions, TurnReply
 from silva.gateway.sse import data_frame
+from silva.turns.model_request import ModelRequest
 from silva.types.errors import RequestError
 from silva.types.messages import JsonObject, Message
+from silva.types.turn import ApiError, TurnOptions, TurnReply
 from silva.wire.fields import (
     ignored_names,
     read_conversation,

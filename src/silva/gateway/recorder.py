@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from silva.export.recordings import KEPT_HEADERS, route_of
 from silva.gateway.http import Receive, Scope, Send, credential, delivery_of, header
 from silva.types.errors import ConfigError
+from silva.wire.recording_head import KEPT_HEADERS, route_of
 
 MAX_RECORDED_BYTES = 64 << 20
 log = logging.getLogger("silva.gateway")

@@ -16,9 +16,9 @@ from typing import Any
 from silva.credit.reward import Reward, read_reward
 from silva.judge.sample_views import Decode, sample_view
 from silva.judge.user_function import UserCodeError, UserFunction
-from silva.run.metrics import spread
 from silva.turns.session import Session
 from silva.types.errors import GroupEnd, SessionFailure
+from silva.types.numbers import spread
 from silva.types.rollout import Mode, Samples, TrainingSample
 from silva.types.sample_view import OptionsView, SampleView
 from silva.wire.output_document import OutputDocument, parse_output, start_of

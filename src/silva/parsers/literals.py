@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from silva.forest.identity import refuse_constant, unique_keys
+from silva.types.strict_json import refuse_constant, unique_keys
 
 _TOKEN = re.compile(
     r"""(?P<string>'''(?:[^\\]|\\.)*?'''|\"\"\"(?:[^\\]|\\.)*?\"\"\"|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")

@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from silva.agent import sweep
+from silva.processes import sweep
 from silva.processes.protocol import Line, LineBuffer, decode, encode
 
 CONTROL_FD = 0

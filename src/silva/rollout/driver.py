@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -11,12 +11,12 @@ from typing import Protocol
 from silva.agent.client import AgentExit, AgentRunner, AgentSpec
 from silva.agent.environment import agent_environment
 from silva.agent.files import SessionFiles, create_session, log_tail, read_output_bytes
-from silva.export.exporter import NO_RESPONSE, Exporter
-from silva.forest.lineage import SharedPrefix, build_samples
+from silva.export.exporter import Exporter
+from silva.export.session_export import end_of, export_session
 from silva.turns.session import Session
 from silva.types.clock import Clock
 from silva.types.errors import AgentExecutionError, SessionFailure
-from silva.types.rollout import ExportRecord, RequestRecord, Samples
+from silva.types.rollout import ExportRecord
 
 RUNNER_LOST = "runner_lost"
 """Reason of a session that ended because the process that owns the agents died."""
@@ -144,42 +144,5 @@ class ProcessDriver:
             reason = "agent_start_timeout"
             message = f"the agent sent no model request within {settings.start_timeout_s:g} s (--agent-start-timeout)"
         elif session.requests and (session.requests[-1].http_status or 0) >= 400:
-            message += f"; its last model request ended with {_end_of(session.requests[-1])}"
+            message += f"; its last model request ended with {end_of(session.requests[-1])}"
         raise AgentExecutionError(reason, message, log_tail=log_tail(files.command_log))
-
-
-def export_session(exporter: Exporter, session: Session) -> list[ExportRecord]:
-    """The contexts of a session that ended, as its output has them. Raises SessionFailure as `Exporter.records`."""
-    try:
-        return exporter.records(session.forest, session.output or b"", session.mode, f"session {session.session_id}")
-    except SessionFailure as failure:
-        if failure.reason != NO_RESPONSE:
-            raise
-        raise SessionFailure(NO_RESPONSE, f"{failure}: {_why_none(session)}") from failure
-
-
-def session_samples(session: Session, records: Sequence[ExportRecord], shared_prefix: SharedPrefix) -> Samples:
-    """The exported contexts of a session, token by token. Takes a while where there are millions of tokens."""
-    return build_samples(
-        session.forest,
-        records,
-        session_id=session.session_id,
-        group_id=session.group_id,
-        shared_prefix=shared_prefix,
-    )
-
-
-def _why_none(session: Session) -> str:
-    """What became of its requests, for an agent that got no turn."""
-    if not session.requests:
-        return (
-            "it sent no request under its key; see that it asks RELAX_BASE_URL, with RELAX_SESSION_ID as the key, and "
-            "waits for the answer"
-        )
-    return (
-        f"none of its {len(session.requests)} request(s) got one, the last ended with {_end_of(session.requests[-1])}"
-    )
-
-
-def _end_of(record: RequestRecord) -> str:
-    return " ".join(str(part) for part in (record.http_status, record.error_code) if part is not None) or "no answer"

@@ -6,150 +6,33 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
 
-from silva.credit.assign import session_reward
 from silva.data.prompts import Prompt
-from silva.forest.lineage import SharedPrefix, node_records
-from silva.rollout.driver import RUNNER_LOST, SessionDriver, session_samples
+from silva.export.session_export import session_samples
+from silva.forest.lineage import node_records
+from silva.judge.group_end import (
+    CreditStage,
+    GroupResult,
+    GroupSettings,
+    Outcome,
+    RewardStage,
+    SlotFailure,
+    judged,
+    refuse_images,
+    refuse_several,
+    too_few_left,
+)
+from silva.rollout.driver import RUNNER_LOST, SessionDriver
+from silva.rollout.failure_budget import FailureBudget
 from silva.store.ledger import RunLedger
 from silva.turns.session import Session
 from silva.turns.session_registry import SessionRegistry
 from silva.types.errors import GroupEnd, RunStopped, SessionFailure
-from silva.types.messages import JsonObject
-from silva.types.rollout import Mode, Samples, SessionRecord, SessionStatus, TrainingSample
+from silva.types.rollout import Mode, Samples, SessionRecord
 
 log = logging.getLogger("silva.rollout")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlotFailure:
-    """The last failure of a slot whose retries are used up."""
-
-    session_id: str
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupResult:
-    """What became of one prompt. `end` tells why the group does not count, None for one that does.
-
-    `samples` are the exported contexts, session by session in the order of the slots.
-    """
-
-    prompt: Prompt
-    group_id: str
-    samples: Samples
-    failures: tuple[SlotFailure, ...]
-    end: GroupEnd | None = None
-
-
-class RewardStage(Protocol):
-    """Gives sessions their rewards once their agents ended. With `group_wise` a whole group is judged at once."""
-
-    @property
-    def group_wise(self) -> bool: ...
-
-    async def judge_session(self, session: Session, samples: Samples) -> Samples:
-        """The contexts of one session with their rewards. Raises SessionFailure."""
-        ...
-
-    async def judge_group(self, ended: Sequence[tuple[Session, Samples]]) -> list[Samples | SessionFailure]:
-        """The same for all sessions of a group, one result each. Raises GroupEnd."""
-        ...
-
-
-class CreditStage(Protocol):
-    """Gives the contexts of a group their credits before the group counts."""
-
-    async def assign(self, samples: Samples) -> Samples:
-        """All exported contexts of a group, in the order of its slots. Raises GroupEnd."""
-        ...
-
-
-class FailureBudget:
-    """Stops the run after too many failed sessions in a row; the error carries the first failure of that row, and how
-    many of that row had which reason. `run_dir` is told as the place to look.
-    """
-
-    def __init__(self, limit: int, run_dir: Path | None = None):
-        self._limit = limit
-        self._run_dir = run_dir
-        self._in_row = 0
-        self._first: SlotFailure | None = None
-        self._reasons: Counter[str] = Counter()
-
-    def success(self) -> None:
-        self._in_row = 0
-        self._first = None
-        self._reasons.clear()
-
-    def failure(self, failure: SlotFailure) -> None:
-        """Count one. Raises RunStopped at the limit."""
-        self._first = self._first or failure
-        self._in_row += 1
-        self._reasons[failure.reason] += 1
-        if self._in_row >= self._limit:
-            raise self.stopped(f"{self._in_row} sessions failed in a row (--agent-max-failures {self._limit})")
-
-    def stopped(self, why: str) -> RunStopped:
-        """The error for a run that cannot go on, with the first failure's text and where to look."""
-        first, lines = self._first, [why]
-        if first is not None:
-            reasons = ", ".join(f"{reason} {number}" for reason, number in self._reasons.most_common())
-            lines += [
-                f"Failed sessions since the last good one, by reason: {reasons}",
-                f"The first: session {first.session_id}, {first.reason}: {first.message.rstrip()}",
-            ]
-        if self._run_dir is not None:
-            lines.append(f"Look closer with: silva show {self._run_dir}" + (f" {first.session_id}" if first else ""))
-        return RunStopped("\n".join(lines))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupSettings:
-    """How the groups of one mode run.
-
-    `text_only`: what takes the samples cannot take images. `one_context`: why a session may export no more than one
-    context, None where it may. `one_reward`: the contexts of a session share one reward, from which credit is made.
-    """
-
-    mode: Mode
-    num_samples: int
-    min_size: int
-    num_retries: int
-    text_only: bool = False
-    one_context: str | None = None
-    one_reward: bool = False
-    shared_prefix: SharedPrefix = "once"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """How a session ended, before it is written. `retry`: its slot may get another session."""
-
-    status: SessionStatus
-    samples: Samples = ()
-    reason: str | None = None
-    message: str | None = None
-    reward: float | None = None
-    metadata: JsonObject = field(default_factory=dict[str, object])
-    retry: bool = True
-
-    @classmethod
-    def exported(cls, samples: Samples) -> Outcome:
-        """Reward and metadata of a session are those of the context that carries its reward, else the first's."""
-        first = next((sample for sample in samples if sample.reward is not None), samples[0])
-        return cls(status="exported", samples=samples, reward=first.reward, metadata=first.metadata)
-
-    @classmethod
-    def failed(cls, failure: SessionFailure, *, retry: bool = True) -> Outcome:
-        return cls(status="failed", reason=failure.reason, message=str(failure), retry=retry)
 
 
 _STOPPED = Outcome(status="cancelled", reason="run_stopped", message="the run stopped before the session ended")
@@ -265,7 +148,7 @@ class GroupRunner:
             raise
         settled: dict[str, Samples | SlotFailure] = {}
         for (session, _), verdict in zip(waiting, judged, strict=True):
-            outcome = _judged(group.settings, verdict)
+            outcome = judged(group.settings, verdict)
             self._end_held(group, session, outcome)
             settled[session.session_id] = self._settled(session, outcome)
         return [settled.get(_session_of(result), result) for result in results]
@@ -342,7 +225,7 @@ class GroupRunner:
                 outcome = Outcome.exported(samples)
                 group.held[session.session_id] = (session, outcome)
                 return outcome
-            outcome = _judged(group.settings, await self._rewards.judge_session(session, samples))
+            outcome = judged(group.settings, await self._rewards.judge_session(session, samples))
         except SessionFailure as failure:
             outcome = Outcome.failed(failure, retry=in_runtime)
         except RunStopped:
@@ -369,52 +252,12 @@ class GroupRunner:
         self._ledger.end_session(session_record(session, outcome))
 
 
-def too_few_left(num_left: int, num_slots: int, settings: GroupSettings) -> GroupEnd | None:
-    """The end of a group of which too few sessions are left; None where enough are."""
-    if num_left >= settings.min_size:
-        return None
-    return GroupEnd(
-        "group_too_small" if num_left else "all_sessions_failed",
-        f"{num_left} of {num_slots} sessions are left, and {settings.min_size} are needed (--agentic-min-group-size)",
-    )
-
-
-def refuse_several(samples: Sequence[TrainingSample], one_context: str | None) -> None:
-    """Raise SessionFailure where a session has more than one context and, for the reason given, may not."""
-    if one_context is not None and len(samples) > 1:
-        what = f"session {samples[0].session_id} exported {len(samples)} contexts"
-        raise SessionFailure("several_contexts", f"{what}; {one_context}")
-
-
-def _judged(settings: GroupSettings, verdict: Samples | SessionFailure) -> Outcome:
-    """The end of a session whose judgement is done: what it lacks then, another run of its agent would not give."""
-    if not isinstance(verdict, SessionFailure) and settings.one_reward:
-        try:
-            session_reward(verdict)
-        except SessionFailure as failure:
-            verdict = failure
-    if isinstance(verdict, SessionFailure):
-        return Outcome.failed(verdict, retry=False)
-    return Outcome.exported(verdict)
-
-
 def _exported(results: Iterable[Samples | SlotFailure]) -> Samples:
     return tuple(sample for result in results if not isinstance(result, SlotFailure) for sample in result)
 
 
 def _session_of(result: Samples | SlotFailure) -> str:
     return result.session_id if isinstance(result, SlotFailure) else result[0].session_id
-
-
-def refuse_images(samples: Iterable[TrainingSample]) -> None:
-    """Raise SessionFailure where a sample holds images."""
-    for sample in samples:
-        if sample.images:
-            raise SessionFailure(
-                "images_not_trainable",
-                f"the context to train on holds {len(sample.images)} image(s), and the trainer of this version takes "
-                "text only; use silva rollout to collect samples with images, or an agent that sends none",
-            )
 
 
 def session_record(session: Session, outcome: Outcome) -> SessionRecord:

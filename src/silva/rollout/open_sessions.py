@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from silva.export.exporter import Exporter
+from silva.export.session_export import export_session, session_samples
 from silva.forest.lineage import SharedPrefix
-from silva.rollout.driver import export_session, session_samples
-from silva.rollout.group_runner import Outcome, session_record
+from silva.judge.group_end import Outcome
+from silva.rollout.group_runner import session_record
 from silva.store.ledger import RunLedger
 from silva.turns.session import Session
 from silva.types.errors import SessionFailure

@@ -8,8 +8,8 @@ from pathlib import Path
 from silva.credit.assign import session_reward
 from silva.credit.shared import by_session, train_shared
 from silva.forest.lineage import SharedPrefix
-from silva.rollout.group_runner import CreditStage, GroupResult, SlotFailure, refuse_images, refuse_several
-from silva.run.tally import GroupTally, StepGroups, tally
+from silva.judge.group_end import CreditStage, GroupResult, SlotFailure, refuse_images, refuse_several
+from silva.rollout.tally import GroupTally, StepGroups, tally
 from silva.store.dumps import dump_path
 from silva.store.loads import RecordedGroup, read_rollout_dump
 from silva.types.errors import DatasetError, GroupEnd, SessionFailure

@@ -15,11 +15,12 @@ from typing import Any
 from silva.credit.assign import CreditShare, assign_group_credit
 from silva.credit.spread import CreditFunction
 from silva.export.exporter import Exporter
+from silva.export.session_export import export_session, session_samples
 from silva.forest.lineage import SharedPrefix
 from silva.forest.restore import restore_forest
 from silva.forest.session_forest import SessionForest
-from silva.rollout.driver import NO_OUTPUT_REASONS, export_session, session_samples
-from silva.rollout.group_runner import CreditStage, GroupSettings, Outcome, RewardStage, too_few_left
+from silva.judge.group_end import CreditStage, GroupSettings, Outcome, RewardStage, too_few_left
+from silva.rollout.driver import NO_OUTPUT_REASONS
 from silva.rollout.open_sessions import OPEN_DATASET
 from silva.store.dumps import session_lines, session_rows
 from silva.store.encode import short_floats

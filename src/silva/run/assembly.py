@@ -32,10 +32,12 @@ from silva.gateway.recorder import Recorder
 from silva.gateway.responses import ResponsesEvents
 from silva.gateway.server import GatewayServer, ServerSettings
 from silva.inference.engine import Engine
+from silva.judge.group_end import GroupSettings
 from silva.parsers import TurnParser
 from silva.processes.sweep import sweep_run
 from silva.rollout.driver import AgentSettings, ProcessDriver
-from silva.rollout.group_runner import FailureBudget, GroupRunner, GroupSettings
+from silva.rollout.failure_budget import FailureBudget
+from silva.rollout.group_runner import GroupRunner
 from silva.rollout.open_sessions import OpenSessions
 from silva.run.producer import Producer, ProducerSettings
 from silva.run.report import StepReport

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from silva.credit.shared import by_session
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
-from silva.rollout.group_runner import FailureBudget, GroupRunner, GroupSettings
+from silva.judge.group_end import GroupSettings
+from silva.rollout.failure_budget import FailureBudget
+from silva.rollout.group_runner import GroupRunner
+from silva.rollout.tally import StepGroups
 from silva.run.metrics import helper_metrics, passrate_metrics, reward_metrics
 from silva.run.producer import Producer, ProducerSettings
-from silva.run.tally import StepGroups
 from silva.store.ledger import RunLedger
 
 

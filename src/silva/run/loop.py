@@ -15,11 +15,11 @@ from silva.credit.grpo import standardised
 from silva.credit.spread import CreditFunction
 from silva.forest.lineage import SharedPrefix
 from silva.inference.engine import Engine
-from silva.rollout.group_runner import GroupResult
+from silva.judge.group_end import GroupResult
+from silva.rollout.tally import StepGroups, tally
 from silva.run.evaluator import Evaluator
 from silva.run.metrics import rollout_metrics, staleness_metrics
 from silva.run.report import StepReport
-from silva.run.tally import StepGroups, tally
 from silva.store.ledger import RunLedger
 from silva.store.metrics import MetricsWriter
 from silva.train.checkpoint import checkpoint_dir, prune_checkpoints

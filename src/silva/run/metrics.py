@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from silva.credit.passrate import pass_rates
 from silva.credit.shared import by_session, num_shared_responses
-from silva.run.tally import GroupTally, StepGroups, first_reward
+from silva.rollout.tally import GroupTally, StepGroups, first_reward
+from silva.types.numbers import mean, spread
 from silva.types.rollout import TrainingSample
 
 log = logging.getLogger("silva.rollout")
@@ -42,7 +42,7 @@ def rollout_metrics(step: StepGroups, *, passrate: bool = False) -> dict[str, fl
         metrics |= passrate_metrics("rollout", step.tallies)
     if not sessions:
         return metrics
-    metrics["rollout/truncated_ratio"] = _mean([float(any(one.truncated for one in some)) for some in sessions])
+    metrics["rollout/truncated_ratio"] = mean([float(any(one.truncated for one in some)) for some in sessions])
     metrics |= spread("rollout/response_len", [float(sum(response_lengths(some).values())) for some in sessions])
     metrics |= spread("rollout/num_turn", [float(len(response_lengths(some))) for some in sessions])
     metrics |= helper_metrics("rollout", sessions)
@@ -59,7 +59,7 @@ def reward_metrics(name: str, prefix: str, sessions: Sequence[Contexts]) -> dict
     rewards = [reward for some in sessions if (reward := first_reward(some)) is not None]
     metrics = {f"{prefix}/num_rewarded": float(len(rewards))}
     if rewards:
-        metrics[name] = _mean(rewards)
+        metrics[name] = mean(rewards)
     return metrics
 
 
@@ -110,26 +110,10 @@ def response_lengths(contexts: Contexts) -> dict[int, int]:
     return {span.node_id: span.length for sample in contexts for span in sample.responses}
 
 
-def spread(prefix: str, values: Sequence[float]) -> dict[str, float]:
-    """Mean, median, largest and smallest of some numbers."""
-    middle = statistics.median_low(values) / 2 + statistics.median_high(values) / 2
-    return {
-        f"{prefix}/mean": _mean(values),
-        f"{prefix}/median": middle,
-        f"{prefix}/max": max(values),
-        f"{prefix}/min": min(values),
-    }
-
-
 def staleness_metrics(samples: Iterable[TrainingSample], *, version: int) -> dict[str, float]:
     """Train steps between the oldest weights of each session and the weights in training."""
     ages = [float(version - min(one.min_version for one in contexts)) for contexts in by_session(samples)]
     return {"staleness/mean": math.fsum(ages) / len(ages), "staleness/max": max(ages)} if ages else {}
-
-
-def _mean(values: Sequence[float]) -> float:
-    # Divided before they are added: the sum of large numbers that agents report may be no float any more.
-    return math.fsum(value / len(values) for value in values)
 
 
 def _numbers(
@@ -144,7 +128,7 @@ def _numbers(
                 if isinstance(value, (int, float)) and math.isfinite(_as_float(value)):
                     here.setdefault(name, []).append(_as_float(value))
         for name, values in here.items():
-            found.setdefault(name, []).append(_mean(values))
+            found.setdefault(name, []).append(mean(values))
     return found
 
 

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from silva.data.prompts import Prompt, PromptSource
-from silva.rollout.group_runner import FailureBudget, GroupResult, GroupRunner, GroupSettings
-from silva.run.tally import GroupTally, StepGroups, tally
+from silva.judge.group_end import GroupResult, GroupSettings
+from silva.rollout.failure_budget import FailureBudget
+from silva.rollout.group_runner import GroupRunner
+from silva.rollout.tally import GroupTally, StepGroups, tally
 from silva.store.ledger import RunLedger
 from silva.types.errors import GroupEnd
 

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from silva.run.metrics import spread
 from silva.store.dumps import check_dump_template, write_rollout_dump
 from silva.store.ledger import RunLedger
 from silva.store.queries import accounting, accounting_line, counts, open_run, roots_per_session
 from silva.store.step_numbers import engine_busy, gateway_numbers
+from silva.types.numbers import spread
 
 log = logging.getLogger("silva.rollout")
 

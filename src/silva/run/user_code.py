@@ -13,10 +13,10 @@ from silva.credit.assign import CreditShare
 from silva.credit.spread import CreditFunction
 from silva.forest.lineage import SharedPrefix
 from silva.judge.custom_advantage import ADVANTAGE_PARAMS, CustomAdvantage
+from silva.judge.group_end import CreditStage
 from silva.judge.rewards import GROUP_RM_PARAMS, RM_PARAMS, Rewards, RewardSettings
 from silva.judge.sample_views import Decode
 from silva.judge.user_function import UserCodeError, UserFunction, UserFunctionPool
-from silva.rollout.group_runner import CreditStage
 from silva.train.algorithms import ALGORITHMS, credit_function
 from silva.train.custom_tis import TIS_PARAMS, CustomTis
 from silva.types.rollout import Mode

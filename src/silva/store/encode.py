@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from silva.types.generation import VersionSpan
+from silva.types.text import SURROGATE
 
 _FLOAT32_MAX = 3.4028234663852886e38
 _MAX_DEPTH = 200
 _MAX_BITS = 10_000
 """Python prints and parses integers of up to 4,300 digits (14,000 bits)."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -86,11 +85,6 @@ def runs_of(flags: Iterable[bool]) -> list[list[int]]:
     return runs
 
 
-def safe_text(text: str) -> str:
-    """`text` with lone surrogates, which no UTF-8 file can hold, written as `\\udXXX`."""
-    return text if text.isascii() else _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
 def to_column(value: object) -> str:
     """JSON text of any value. NaN, infinities and big integers keep their value when Python reads them back.
 
@@ -104,7 +98,7 @@ def to_column(value: object) -> str:
             text = json.dumps(_plain(value, ()), ensure_ascii=False)
     except (ValueError, TypeError, RecursionError):  # a huge integer, a key that is no text, a cycle, a very deep nest
         text = json.dumps(_plain(value, ()), ensure_ascii=False)
-    return text if _SURROGATE.search(text) is None else json.dumps(json.loads(text))
+    return text if SURROGATE.search(text) is None else json.dumps(json.loads(text))
 
 
 def to_json(document: object, *, indent: int | None = None) -> str:

@@ -17,12 +17,13 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from silva.store.encode import safe_text, to_column
+from silva.store.encode import to_column
 from silva.store.files import DB_NAME, LedgerError, lock_run, open_writer
 from silva.store.rows import insert_session_rows
 from silva.types.clock import Clock, SystemClock
 from silva.types.messages import JsonObject
 from silva.types.rollout import Mode, PromptState, SessionRecord, TrainingSample
+from silva.types.text import safe_text
 
 _GATHER_S = 0.1
 """Calls that come together share a transaction, and their caller is not disturbed after the first. Who waits for the

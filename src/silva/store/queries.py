@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silva.store.encode import safe_text, unpack_floats, unpack_ids
+from silva.store.encode import unpack_floats, unpack_ids
 from silva.store.files import DB_NAME, LedgerError, schema_version, unreadable
 from silva.store.rows import join_spans, lineage
 from silva.types.rollout import Mode, ResponseSpan, TrainingSample
+from silva.types.text import safe_text
 
 JsonDoc = dict[str, Any]
 

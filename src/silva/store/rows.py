@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import chain, compress, repeat
 
-from silva.store.encode import pack_floats, pack_ids, pack_mask, runs_of, safe_text, spans_to_json, to_column
+from silva.store.encode import pack_floats, pack_ids, pack_mask, runs_of, spans_to_json, to_column
 from silva.types.generation import VersionSpan, check_spans
 from silva.types.rollout import AttemptRecord, NodeRecord, RequestRecord, SessionRecord, TrainingSample
+from silva.types.text import safe_text
 
 
 def insert_session_rows(conn: sqlite3.Connection, record: SessionRecord, ended_s: float) -> None:

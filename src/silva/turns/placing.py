@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import takewhile
 
 from silva.codec import Past, SampledTail, TurnCodec, TurnDelta
+from silva.forest.echo import MessagesBetween
 from silva.forest.identity import is_object_text, message_digest
 from silva.forest.session_forest import Match, Node, Placement, Response
 from silva.parsers import ParsedTurn, Tools, TurnParser
 from silva.types.errors import TransitionRefused
 from silva.types.generation import GenerateResult
 from silva.types.messages import Message, ToolCall
-
-MessagesBetween = Callable[[int, int], tuple[Message, ...]]
-"""The request's canonical messages from one index up to (not with) another."""
 
 
 def place_turn(codec: TurnCodec, match: Match, messages_between: MessagesBetween) -> Placement:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from silva.forest.session_forest import Match
-from silva.gateway.dialect import ModelRequest
+from silva.turns.model_request import ModelRequest
 from silva.types.errors import RequestError
 from silva.types.messages import images_of
 

@@ -15,12 +15,12 @@ from silva.forest.difference import first_difference
 from silva.forest.echo import EchoMatch, MessageAt
 from silva.forest.profiles import PROFILES, Canonicaliser, Profile
 from silva.forest.session_forest import Match, Placement, SessionForest
-from silva.gateway.dialect import ModelRequest, TokenLogprob, TurnOptions, TurnReply
 from silva.inference.engine import Engine
 from silva.inference.time_limit import RETRY_DELAYS_S
 from silva.parsers import TurnParser
 from silva.store.media import MediaStore
 from silva.turns.engine_client import EngineClient, Generation, cut_ids, derived_seed
+from silva.turns.model_request import ModelRequest
 from silva.turns.placing import place_turn, read_turn
 from silva.turns.room import refuse_hopeless
 from silva.turns.session_registry import LiveSession
@@ -29,6 +29,7 @@ from silva.types.errors import RequestError, TransitionRefused
 from silva.types.generation import GenerateResult, SamplingParams
 from silva.types.messages import JsonObject, Message
 from silva.types.rollout import Mode, RequestRecord, TokenUsage
+from silva.types.turn import TokenLogprob, TurnOptions, TurnReply
 
 T = TypeVar("T")
 CodecMode = Literal["proven", "rerender"]

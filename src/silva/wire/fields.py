@@ -7,9 +7,9 @@ from collections.abc import Callable, Set
 import msgspec
 
 from silva.forest.identity import canonical_tool
-from silva.gateway.dialect import ApiError
 from silva.types.errors import RequestError
 from silva.types.messages import Conversation, JsonObject
+from silva.types.turn import ApiError
 from silva.wire.content import project_tools
 from silva.wire.history import HistoryCache
 from silva.wire.json_in import RawObject, read_list, read_value, shown

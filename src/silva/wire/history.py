@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
+from silva.forest.echo import MessagesBetween
 from silva.forest.identity import message_digest
-from silva.turns.placing import MessagesBetween
 from silva.types.messages import Conversation, Message
 
 K = TypeVar("K")

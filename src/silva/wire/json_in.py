@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from silva.forest.identity import refuse_constant
 from silva.types.errors import RequestError
+from silva.types.strict_json import refuse_constant
 
 RawObject = dict[str, msgspec.Raw]
 

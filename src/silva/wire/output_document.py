@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NoReturn
 
-from silva.store.encode import safe_text
 from silva.types.errors import SessionFailure
 from silva.types.messages import JsonObject
+from silva.types.text import safe_text
 from silva.wire.json_in import RawObject, read_body
 
 RECORD_INVALID = "record_invalid"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from silva.credit.shared import by_session
-from silva.rollout.group_runner import GroupResult
+from silva.judge.group_end import GroupResult
 from silva.types.rollout import TrainingSample
 
 PASSED = 1.0
