@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from silva.gateway.answer import Answer, AnswerSettings, send_error
 from silva.gateway.dialect import CountingDialect, Dialect
-from silva.gateway.held import Evidence, HeldTurn, TurnHead, body_digest
+from silva.gateway.held import Evidence, HeldTurn, HeldTurns, TurnHead, body_digest
 from silva.gateway.http import (
     MAX_BODY_BYTES,
     BodyTooLarge,
@@ -71,6 +72,8 @@ class ModelEndpoint:
         self._turns = turns
         self._clock = clock
         self._settings = settings or AnswerSettings()
+        self._held: WeakKeyDictionary[LiveSession, HeldTurns] = WeakKeyDictionary()
+        """The turns of each live session that can be joined."""
 
     async def serve(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
         live = await self._admit(dialect, scope, receive, send)
@@ -177,20 +180,21 @@ class ModelEndpoint:
         self, live: LiveSession, record: RequestRecord, request: ModelRequest, asked: bytes, evidence: Evidence
     ) -> HeldTurn:
         """The turn that this request repeats, else a new one."""
-        held = live.held.find(asked, evidence)
+        turns = self._held.setdefault(live, HeldTurns())
+        held = turns.find(asked, evidence)
         if held is not None:
             record.match = "join"
             self._turns.counters["match_join"] += 1
             return held
-        self._turns.counters["repeated_without_evidence"] += live.held.knows(asked)
-        for abandoned in live.held.abandoned():
+        self._turns.counters["repeated_without_evidence"] += turns.knows(asked)
+        for abandoned in turns.abandoned():
             self._turns.counters["abandoned_turn"] += 1
             abandoned.drop()
         held = HeldTurn(asked=asked, evidence=evidence, record=record, created_s=self._clock.wall_s())
         held.begin(self._make(live, held, request))
         live.session.open_turns.add(held.task)
         held.task.add_done_callback(live.session.open_turns.discard)
-        live.held.add(held)
+        turns.add(held)
         return held
 
     async def _make(self, live: LiveSession, held: HeldTurn, request: ModelRequest) -> TurnReply | ApiError:
@@ -237,7 +241,7 @@ class ModelEndpoint:
         try:
             if await answer.tell():
                 if not held.is_made:
-                    live.held.forget(held)  # an error is told once; who asks again then asks anew
+                    self._held[live].forget(held)  # an error is told once; who asks again then asks anew
             else:
                 _unanswered(live, record, CLIENT_GONE)
                 await self._keep(held)

@@ -141,13 +141,13 @@ class GroupRunner:
             return results
         waiting = [group.held[name] for name in map(_session_of, results) if name in group.held]
         try:
-            judged = await self._rewards.judge_group([(session, outcome.samples) for session, outcome in waiting])
+            verdicts = await self._rewards.judge_group([(session, outcome.samples) for session, outcome in waiting])
         except GroupEnd:
             for session, outcome in waiting:
                 self._end_held(group, session, outcome)
             raise
         settled: dict[str, Samples | SlotFailure] = {}
-        for (session, _), verdict in zip(waiting, judged, strict=True):
+        for (session, _), verdict in zip(waiting, verdicts, strict=True):
             outcome = judged(group.settings, verdict)
             self._end_held(group, session, outcome)
             settled[session.session_id] = self._settled(session, outcome)

@@ -50,6 +50,7 @@ from silva.run.user_code import (
     reward_keys,
     shared_prefix,
 )
+from silva.run.watcher import RunWatcher
 from silva.store.ledger import Recovered, RunLedger
 from silva.store.media import MEDIA_DIR, MediaStore
 from silva.store.queries import check_ledgers, open_run
@@ -58,7 +59,6 @@ from silva.turns.turn_service import SamplingSettings, TurnService, TurnSettings
 from silva.types.clock import Clock, SystemClock
 from silva.types.errors import ConfigError
 from silva.types.rollout import Mode
-from silva.view.console import RunView
 
 if TYPE_CHECKING:
     from silva.model.config import DecoderConfig
@@ -78,7 +78,7 @@ class Runtime:
     run_dir: Path
     run_id: str
     clock: Clock
-    view: RunView
+    view: RunWatcher
     codec: TurnCodec
     engine: Engine
     ledger: RunLedger
@@ -308,7 +308,7 @@ def check_row_budget(config: RunConfig) -> None:
 @asynccontextmanager
 async def open_runtime(
     config: RunConfig,
-    view: RunView,
+    view: RunWatcher,
     run_dir: Path,
     *,
     recover_step: int | None = None,

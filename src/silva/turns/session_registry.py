@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from silva.forest.session_forest import SessionForest
-from silva.gateway.held import HeldTurns
 from silva.inference.engine import Engine
 from silva.turns.session import Session
 from silva.types.clock import Clock
@@ -29,12 +28,10 @@ FinishCallback = Callable[[Session, bytes], Awaitable[JsonObject]]
 
 @dataclass(kw_only=True, eq=False)
 class LiveSession:
-    """A session with what only the serving side needs: digests of what it sent, turns that can be joined, and the order
-    of its commits."""
+    """A session with what only its turns need: digests of what it sent, and the order of its commits."""
 
     session: Session
     commit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    held: HeldTurns = field(default_factory=HeldTurns)
     num_requests: int = 0
     _histories: dict[str, HistoryCache] = field(default_factory=dict[str, HistoryCache])
 

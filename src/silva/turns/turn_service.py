@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from silva.codec import TurnCodec
 from silva.forest.difference import first_difference
@@ -18,7 +18,6 @@ from silva.forest.session_forest import Match, Placement, SessionForest
 from silva.inference.engine import Engine
 from silva.inference.time_limit import RETRY_DELAYS_S
 from silva.parsers import TurnParser
-from silva.store.media import MediaStore
 from silva.turns.engine_client import EngineClient, Generation, cut_ids, derived_seed
 from silva.turns.model_request import ModelRequest
 from silva.turns.placing import place_turn, read_turn
@@ -26,8 +25,8 @@ from silva.turns.room import refuse_hopeless
 from silva.turns.session_registry import LiveSession
 from silva.types.clock import Clock
 from silva.types.errors import RequestError, TransitionRefused
-from silva.types.generation import GenerateResult, SamplingParams
-from silva.types.messages import JsonObject, Message
+from silva.types.generation import GenerateResult, Media, SamplingParams
+from silva.types.messages import Image, JsonObject, Message
 from silva.types.rollout import Mode, RequestRecord, TokenUsage
 from silva.types.turn import TokenLogprob, TurnOptions, TurnReply
 
@@ -77,6 +76,22 @@ class TurnSettings:
         return self.eval if mode == "eval" else self.train
 
 
+class ImageKeeper(Protocol):
+    """Where the images of requests lie until an engine reads them."""
+
+    async def missing(self, images: Sequence[Image]) -> list[str]:
+        """The digests of those images that are to be kept and are not yet."""
+        ...
+
+    async def keep(self, images: Mapping[str, bytes]) -> None:
+        """Keep these bytes, by their digest. Raises StorageFault."""
+        ...
+
+    def media(self, images: Sequence[Image]) -> tuple[Media, ...]:
+        """The images as an engine takes them."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedTurn:
     """A turn that can be sampled. It holds nothing of the request's body. `state` is the matched parent's key.
@@ -108,7 +123,7 @@ class TurnService:
         parser: TurnParser,
         clock: Clock,
         settings: TurnSettings,
-        media: MediaStore | None = None,
+        media: ImageKeeper | None = None,
     ):
         """Without `media` there is no place to keep images, so requests that bring some are refused."""
         self._engine = engine

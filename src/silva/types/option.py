@@ -29,6 +29,6 @@ def flag_of(name: str) -> str:
 def opt(group: str, kind: str, default: Any, help: str, **more: Any) -> Any:
     """A dataclass field that carries its OptionInfo."""
     info = OptionInfo(group=group, help=help, kind=kind, **more)
-    if isinstance(default, (list, dict)):
+    if type(default) in (list, dict):
         return field(default_factory=default.copy, metadata={"option": info})
     return field(default=default, metadata={"option": info})
