@@ -279,7 +279,7 @@ async def test_without_proc_and_waitid_the_process_group_ends(tmp_path, monkeypa
     """As on systems other than Linux: no sweeps, the group alone is ended."""
     command = runner_command()
     command[-1] = command[-1].replace(
-        "from silva", "import os; del os.waitid; from silva.agent import sweep; sweep.LINUX = False; from silva", 1
+        "from silva", "import os; del os.waitid; from silva.processes import sweep; sweep.LINUX = False; from silva", 1
     )
     monkeypatch.setattr(client, "runner_command", lambda: command)
     runner = AgentRunner(run_id="group-only", grace_s=0.3, sweep_s=0.05)
@@ -306,7 +306,7 @@ def test_the_runner_imports_nothing_heavy():
     assert modules & heavy == set()
     assert {name for name in modules if name.startswith("silva")} == {
         "silva",
-        "silva.agent",
+        "silva.processes",
         "silva.processes.protocol",
         "silva.processes.runner",
         "silva.processes.sweep",

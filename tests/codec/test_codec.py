@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_templates import TURNS, tiny_codec, tiny_folder, tiny_tokenizer
 
 from silva.codec import SampledTail, TurnCodec
 from silva.codec.encoder import TokenText
 from silva.codec.late_system import LATE_SYSTEM_MARK
 from silva.types.errors import ConfigError, TransitionRefused
 from silva.types.messages import Conversation, Message, ToolCall
-
-from .tiny import TURNS, tiny_codec, tiny_folder, tiny_tokenizer
 
 PLAIN = Conversation(template_kwargs={})
 ANSWER = Message(role="assistant", content="yes")

@@ -7,13 +7,12 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from conversations import Episode, Maker, to_hf
+from oracles import FAMILIES, NOW, Oracle, load
 from transformers.utils import chat_template_utils
 
 from silva.codec import Past, SampledTail
 from silva.types.messages import Conversation, Message
-
-from .conversations import Episode, Maker, to_hf
-from .oracles import FAMILIES, NOW, Oracle, load
 
 
 class Reference:

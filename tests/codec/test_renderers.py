@@ -33,14 +33,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from conversations import Episode, Maker, to_hf
+from oracles import FAMILIES, NOW, Family, backend_of, oracle, template_of
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from silva.codec import SampledTail, TurnCodec
 from silva.types.messages import Message
-
-from .conversations import Episode, Maker, to_hf
-from .oracles import FAMILIES, NOW, Family, backend_of, oracle, template_of
 
 NUM_EPISODES = 60
 

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from conversations import Maker
 from gateway_serve import Json, serving
+from oracles import WHOLE, Oracle, load
+from test_families import Reference, all_ids, frozen_date, prove_episode, sampled
+from tiny_templates import TURNS, tiny_codec
 
 from silva.codec import Past, SampledTail, TurnCodec
 from silva.codec.late_system import LATE_SYSTEM_MARK
 from silva.turns.placing import past_of
 from silva.types.errors import TransitionRefused
 from silva.types.messages import Conversation, Message, ToolCall
-
-from .conversations import Maker
-from .oracles import WHOLE, Oracle, load
-from .test_families import Reference, all_ids, frozen_date, prove_episode, sampled
-from .tiny import TURNS, tiny_codec
 
 __all__ = ["frozen_date"]
 

@@ -13,8 +13,8 @@ from silva.config.parse import from_values
 from silva.config.training_options import TrainingOptions
 from silva.config.validate import Command, validate, validate_judgement
 from silva.config.validate_training import training_warnings
-from silva.run.build_learner import build_schedule, policy_config
-from silva.run.user_code import credit_of
+from silva.run.learner_settings import build_schedule, policy_config
+from silva.run.settings import credit_of
 from silva.train.advantages import AdvantageConfig
 from silva.train.algorithms import ALGORITHMS, SPECIAL_OPTIONS
 from silva.train.objective import ObjectiveConfig

@@ -16,8 +16,8 @@ from pictures import chat_part, data_uri, digest, messages_block, png, text
 from transformers import PreTrainedTokenizerFast
 
 from silva.codec import TurnCodec
-from silva.gateway import images
 from silva.inference.scripted import ScriptedEngine
+from silva.wire import images
 from silva.wire.images import MAX_IMAGE_BYTES, MAX_URL_CHARS
 
 ONE, TWO = png(mark=1), png(mark=2)

@@ -15,8 +15,8 @@ from manual_clock import ManualClock
 from raw_http import RawClient
 
 from silva.codec import TurnCodec
-from silva.gateway import turns
 from silva.gateway.held import MAX_TOLD
+from silva.turns import turn_service as turns
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 BODY: Json = {"model": "m", "messages": HI}

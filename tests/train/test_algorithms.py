@@ -31,8 +31,8 @@ from silva.config.options import RunConfig
 from silva.config.parse import from_values
 from silva.config.validate_training import check_algorithm
 from silva.credit.assign import assign_group_credit
-from silva.run.build_learner import policy_config
-from silva.run.user_code import credit_of
+from silva.run.learner_settings import policy_config
+from silva.run.settings import credit_of
 from silva.train.advantages import TokenAdvantages
 from silva.train.algorithms import ALGORITHMS, SPECIAL_OPTIONS, Algorithm
 from silva.train.corrections import TisConfig

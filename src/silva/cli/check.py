@@ -26,13 +26,13 @@ from silva.run.assembly import (
     build_engine,
     check_model,
     check_row_budget,
-    group_settings,
     load_codec,
     load_parser,
     load_prompts,
     open_groups,
     open_runtime,
 )
+from silva.run.settings import group_settings
 from silva.run.side_models import look_at_side_models
 from silva.run.user_code import open_user_code
 from silva.types.clock import SystemClock

@@ -20,16 +20,16 @@ from silva.config.validate import validate_judgement
 from silva.export.exporter import Exporter
 from silva.judge.sample_views import Decode
 from silva.rollout.reexport import Account, GroupCredit, Reexport, Side
-from silva.run.assembly import export_settings, group_settings, run_id_of
-from silva.run.user_code import (
-    build_credit,
-    build_rewards,
+from silva.run.assembly import run_id_of
+from silva.run.settings import (
     credit_of,
     credit_share,
+    export_settings,
+    group_settings,
     has_custom_advantage,
-    open_user_code,
     shared_prefix,
 )
+from silva.run.user_code import build_credit, build_rewards, open_user_code
 from silva.store.dumps import PLACEHOLDER, check_dump_template, dump_path
 from silva.store.encode import to_json
 from silva.store.files import whole_file

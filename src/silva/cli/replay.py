@@ -31,7 +31,8 @@ from silva.gateway.app import GatewayApp
 from silva.gateway.server import GatewayServer, ServerSettings
 from silva.inference.scripted import ScriptedEngine, ScriptLine
 from silva.parsers import TurnParser
-from silva.run.assembly import load_codec, turn_settings
+from silva.run.assembly import load_codec
+from silva.run.settings import turn_settings
 from silva.store.media import MediaStore
 from silva.turns.session import Session
 from silva.turns.session_registry import SessionRegistry

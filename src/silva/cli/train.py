@@ -27,8 +27,6 @@ from silva.run.assembly import (
     build_report,
     check_row_budget,
     choose_run_dir,
-    eval_concurrency,
-    group_settings,
     load_prompts,
     open_groups,
     open_runtime,
@@ -36,14 +34,8 @@ from silva.run.assembly import (
 )
 from silva.run.build_learner import build_learner
 from silva.run.evaluator import Evaluator
-from silva.run.user_code import (
-    build_credit,
-    build_custom_tis,
-    credit_of,
-    credit_share,
-    open_user_code,
-    shared_prefix,
-)
+from silva.run.settings import credit_of, credit_share, eval_concurrency, group_settings, shared_prefix
+from silva.run.user_code import build_credit, build_custom_tis, open_user_code
 from silva.store.files import DB_NAME, lock_run
 from silva.store.metrics import METRICS_NAME, MetricsWriter
 from silva.store.queries import counts, open_run, pending_places

@@ -6,12 +6,10 @@ import asyncio
 import hashlib
 import json
 import logging
-import math
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -20,19 +18,16 @@ from silva.agent.environment import parse_agent_env
 from silva.codec import TurnCodec
 from silva.config.options import RunConfig
 from silva.config.parse import write_config_file
-from silva.config.validate import check_token_budget, min_group_size, one_context_reason
+from silva.config.validate import check_token_budget
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, load_dataset
-from silva.export.exporter import Exporter, ExportSettings
-from silva.forest.lineage import ExportMode
-from silva.forest.profiles import parse_profiles
+from silva.export.exporter import Exporter
 from silva.gateway.answer import AnswerSettings
 from silva.gateway.app import GatewayApp
 from silva.gateway.recorder import Recorder
 from silva.gateway.responses import ResponsesEvents
 from silva.gateway.server import GatewayServer, ServerSettings
 from silva.inference.engine import Engine
-from silva.judge.group_end import GroupSettings
 from silva.parsers import TurnParser
 from silva.processes.sweep import sweep_run
 from silva.rollout.driver import AgentSettings, ProcessDriver
@@ -41,24 +36,24 @@ from silva.rollout.group_runner import GroupRunner
 from silva.rollout.open_sessions import OpenSessions
 from silva.run.producer import Producer, ProducerSettings
 from silva.run.report import StepReport
-from silva.run.user_code import (
-    UserCode,
-    build_credit,
-    build_rewards,
-    has_custom_advantage,
-    open_user_code,
-    reward_keys,
+from silva.run.settings import (
+    export_settings,
+    group_settings,
+    num_threads,
     shared_prefix,
+    train_concurrency,
+    trained_groups,
+    turn_settings,
 )
+from silva.run.user_code import UserCode, build_credit, build_rewards, open_user_code
 from silva.run.watcher import RunWatcher
 from silva.store.ledger import Recovered, RunLedger
 from silva.store.media import MEDIA_DIR, MediaStore
 from silva.store.queries import check_ledgers, open_run
 from silva.turns.session_registry import SessionRegistry
-from silva.turns.turn_service import SamplingSettings, TurnService, TurnSettings
+from silva.turns.turn_service import TurnService
 from silva.types.clock import Clock, SystemClock
 from silva.types.errors import ConfigError
-from silva.types.rollout import Mode
 
 if TYPE_CHECKING:
     from silva.model.config import DecoderConfig
@@ -67,7 +62,6 @@ log = logging.getLogger("silva")
 
 TERM_GRACE_S = 5.0
 DEFAULT_CONTEXT_LEN = 32768
-SMALL_MODEL_BYTES = 64 << 20
 
 
 @dataclass(kw_only=True)
@@ -113,79 +107,6 @@ def check_accounts(run_dir: Path) -> None:
 def run_id_of(run_dir: Path) -> str:
     """The marker that every process of this run carries: the same after a resume."""
     return "run-" + hashlib.blake2b(str(run_dir.resolve()).encode(), digest_size=8).hexdigest()
-
-
-def turn_settings(config: RunConfig) -> TurnSettings:
-    """How turns sample in training, and in eval with its overrides."""
-    train = SamplingSettings(
-        temperature=config.rollout_temperature,
-        top_p=config.rollout_top_p,
-        top_k=config.rollout_top_k,
-        stop=tuple(config.rollout_stop),
-        stop_token_ids=tuple(config.rollout_stop_token_ids),
-        max_response_len=config.rollout_max_response_len,
-    )
-    overrides = {
-        "temperature": config.eval_temperature,
-        "top_p": config.eval_top_p,
-        "max_response_len": config.eval_max_response_len,
-    }
-    return TurnSettings(
-        train=train,
-        eval=replace(train, **{name: value for name, value in overrides.items() if value is not None}),
-        max_context_len=config.rollout_max_context_len,
-        seed=config.seed,
-        codec_mode="rerender" if config.agentic_codec == "rerender" else "proven",
-        echo_match="exact" if config.agentic_echo_match == "exact" else "lenient",
-        profiles=parse_profiles(config.agentic_profiles),
-        engine_timeout_s=config.engine_timeout_s,
-    )
-
-
-def export_settings(config: RunConfig) -> ExportSettings:
-    """What is exported of sessions."""
-    modes: dict[str, ExportMode] = {"last": "last", "leaves": "leaves"}
-    return ExportSettings(
-        implicit=modes.get(config.agentic_export, "strict"),
-        profiles=parse_profiles(config.agentic_profiles),
-        lenient=config.agentic_echo_match != "exact",
-        reward_keys=reward_keys(config),
-    )
-
-
-def group_settings(config: RunConfig, mode: Mode) -> GroupSettings:
-    """How the groups of one mode run."""
-    train = mode == "train"
-    return GroupSettings(
-        mode=mode,
-        num_samples=config.n_samples_per_prompt if train else config.n_samples_per_eval_prompt,
-        min_size=min_group_size(config) if train else 1,
-        num_retries=config.agent_retries,
-        shared_prefix=shared_prefix(config),
-    )
-
-
-def trained_groups(config: RunConfig) -> GroupSettings:
-    """How the groups run whose samples the trainer takes."""
-    return replace(
-        group_settings(config, "train"),
-        text_only=True,
-        one_context=one_context_reason(config),
-        one_reward=not has_custom_advantage(config),
-    )
-
-
-def train_concurrency(config: RunConfig) -> int:
-    """Resident prompt groups in training."""
-    assert config.rollout_batch_size is not None
-    return config.agentic_concurrency or config.rollout_batch_size
-
-
-def eval_concurrency(config: RunConfig) -> int:
-    """Resident prompt groups in eval: as many sessions as training may hold, unless the option says otherwise."""
-    if config.agentic_eval_concurrency is not None:
-        return config.agentic_eval_concurrency
-    return math.ceil(train_concurrency(config) * config.n_samples_per_prompt / config.n_samples_per_eval_prompt)
 
 
 def load_prompts(config: RunConfig, path: Path) -> Dataset:
@@ -278,12 +199,6 @@ def check_model(config: RunConfig, hf_dir: Path, *, vocab_size: int) -> DecoderC
             f"--rollout-max-context-len is {asked}; the model in {hf_dir} has {model.max_positions} positions"
         )
     return model
-
-
-def num_threads(hf_dir: Path) -> int:
-    """Torch threads for a model: one for a small one, whose steps are too short to share, else all cores."""
-    num_bytes = sum(path.stat().st_size for path in hf_dir.glob("*.safetensors"))
-    return 1 if num_bytes < SMALL_MODEL_BYTES else os.cpu_count() or 1
 
 
 def context_limit(config: RunConfig, hf_dir: Path) -> int:

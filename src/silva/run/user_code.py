@@ -9,17 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from silva.config.options import RunConfig
-from silva.credit.assign import CreditShare
-from silva.credit.spread import CreditFunction
-from silva.forest.lineage import SharedPrefix
 from silva.judge.custom_advantage import ADVANTAGE_PARAMS, CustomAdvantage
 from silva.judge.group_end import CreditStage
 from silva.judge.rewards import GROUP_RM_PARAMS, RM_PARAMS, Rewards, RewardSettings
 from silva.judge.sample_views import Decode
 from silva.judge.user_function import UserCodeError, UserFunction, UserFunctionPool
-from silva.train.algorithms import ALGORITHMS, credit_function
+from silva.run.settings import has_custom_advantage, reward_keys, shared_prefix
 from silva.train.custom_tis import TIS_PARAMS, CustomTis
-from silva.types.rollout import Mode
 from silva.types.sample_view import OptionsView
 
 log = logging.getLogger("silva")
@@ -72,11 +68,6 @@ async def open_user_code(
     return UserCode(reward=reward, advantage=advantage, tis=tis)
 
 
-def has_custom_advantage(config: RunConfig) -> bool:
-    """A function of the user turns outcomes into credit: then no reward is needed."""
-    return config.agentic_custom_advantage_path is not None
-
-
 def build_credit(config: RunConfig, user_code: UserCode) -> CreditStage | None:
     """What gives the contexts of training groups their credit before the groups count; None: their rewards do."""
     if user_code.advantage is None:
@@ -95,30 +86,6 @@ def build_custom_tis(config: RunConfig, user_code: UserCode) -> CustomTis | None
         return None
     options = OptionsView(asdict(config))
     return CustomTis(user_code.tis, options=options, failed=UserCodeError, path=user_code.tis.path)
-
-
-def credit_of(config: RunConfig) -> CreditFunction:
-    """How the rewards of a group become the credit of its sessions."""
-    return credit_function(
-        ALGORITHMS[config.advantage_estimator], std_normalization=not config.disable_grpo_std_normalization
-    )
-
-
-def credit_share(config: RunConfig) -> CreditShare | None:
-    """How the credit of a session's reward reaches its contexts; None where a function of the user gives credit."""
-    if has_custom_advantage(config):
-        return None
-    return "split" if config.agentic_credit == "split" else "shared"
-
-
-def shared_prefix(config: RunConfig) -> SharedPrefix:
-    """How often turns shared by contexts are trained."""
-    return "each" if config.agentic_shared_prefix == "each" else "once"
-
-
-def reward_keys(config: RunConfig) -> dict[Mode, str | None]:
-    """By mode, the entry of a reward object that counts."""
-    return {"train": config.reward_key, "eval": config.eval_reward_key or config.reward_key}
 
 
 def build_rewards(config: RunConfig, user_code: UserCode, decode: Decode) -> Rewards:

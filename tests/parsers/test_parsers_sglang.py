@@ -20,11 +20,10 @@ from functools import cache
 from typing import Any
 
 import pytest
+from oracles import oracle
+from test_parsers_real import REAL, Turn, opening_of, parser_of, sampled
 
 from silva.types.messages import JsonObject
-
-from .oracles import oracle
-from .test_parsers_real import REAL, Turn, opening_of, parser_of, sampled
 
 _TYPES = dict(
     text="string", days="integer", ratio="number", flag="boolean", nothing="null", items="array", nested="object"

@@ -13,8 +13,8 @@ import pytest
 from marked import marked
 from silva_command import eventually
 
+from silva.judge import user_function
 from silva.judge.user_function import UserCodeError, UserFunctionPool
-from silva.rollout import user_function
 from silva.types.errors import ConfigError
 from silva.types.sample_view import OptionsView
 

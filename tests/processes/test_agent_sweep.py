@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from marked import marked
 
-from silva.agent import sweep
+from silva.processes import sweep
 from silva.processes.sweep import ProcTable, owner_in, read_stat, send_signal, sweep_run
 
 

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from oracles import NOW, small_bpe
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from silva.codec import TurnCodec
-
-from .oracles import NOW, small_bpe
 
 SPECIALS = ("<|end|>", "<|start|>", "<think>", "</think>", "<|eos|>")
 TURNS = (

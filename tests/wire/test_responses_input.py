@@ -208,7 +208,7 @@ def test_errors_name_the_item_that_a_message_began_with():
 
 
 def test_an_unchanged_history_is_not_read_again(monkeypatch: pytest.MonkeyPatch):
-    from silva.gateway import responses_input
+    from silva.wire import responses_input
 
     built: list[str] = []
 

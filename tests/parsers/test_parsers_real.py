@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import oracle
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from silva.parsers import TurnParser
 from silva.types.messages import JsonObject
-
-from .oracles import oracle
 
 _TYPES = {
     "text": {"type": "string"},

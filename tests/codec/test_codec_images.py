@@ -11,15 +11,14 @@ from functools import cache
 from typing import Any
 
 import pytest
+from conversations import Maker
+from oracles import FAMILIES, NOW, Family, backend_of, oracle
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from silva.codec import Past, SampledTail, TurnCodec
 from silva.types.errors import TransitionRefused
 from silva.types.messages import Conversation, Image, JsonObject, Message, Part, Role, join_texts, text_of
-
-from .conversations import Maker
-from .oracles import FAMILIES, NOW, Family, backend_of, oracle
 
 _VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _QWEN, _MISTRAL, _GEMMA = FAMILIES["qwen3"], FAMILIES["mistral-nemo"], FAMILIES["gemma-2"]

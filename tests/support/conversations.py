@@ -7,9 +7,9 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from silva.types.messages import Conversation, Message, ToolCall
+from oracles import Family
 
-from .oracles import Family
+from silva.types.messages import Conversation, Message, ToolCall
 
 _BITS = (
     "hello there",

@@ -1,0 +1,130 @@
+"""From the options of a run to the settings of its parts."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from silva.config.options import RunConfig
+from silva.config.validate import min_group_size, one_context_reason
+from silva.credit.assign import CreditShare
+from silva.credit.spread import CreditFunction
+from silva.export.exporter import ExportSettings
+from silva.forest.lineage import ExportMode, SharedPrefix
+from silva.forest.profiles import parse_profiles
+from silva.judge.group_end import GroupSettings
+from silva.train.algorithms import ALGORITHMS, credit_function
+from silva.turns.turn_service import SamplingSettings, TurnSettings
+from silva.types.rollout import Mode
+
+SMALL_MODEL_BYTES = 64 << 20
+
+
+def num_threads(hf_dir: Path) -> int:
+    """Torch threads for a model: one for a small one, whose steps are too short to share, else all cores."""
+    num_bytes = sum(path.stat().st_size for path in hf_dir.glob("*.safetensors"))
+    return 1 if num_bytes < SMALL_MODEL_BYTES else os.cpu_count() or 1
+
+
+def turn_settings(config: RunConfig) -> TurnSettings:
+    """How turns sample in training, and in eval with its overrides."""
+    train = SamplingSettings(
+        temperature=config.rollout_temperature,
+        top_p=config.rollout_top_p,
+        top_k=config.rollout_top_k,
+        stop=tuple(config.rollout_stop),
+        stop_token_ids=tuple(config.rollout_stop_token_ids),
+        max_response_len=config.rollout_max_response_len,
+    )
+    overrides = {
+        "temperature": config.eval_temperature,
+        "top_p": config.eval_top_p,
+        "max_response_len": config.eval_max_response_len,
+    }
+    return TurnSettings(
+        train=train,
+        eval=replace(train, **{name: value for name, value in overrides.items() if value is not None}),
+        max_context_len=config.rollout_max_context_len,
+        seed=config.seed,
+        codec_mode="rerender" if config.agentic_codec == "rerender" else "proven",
+        echo_match="exact" if config.agentic_echo_match == "exact" else "lenient",
+        profiles=parse_profiles(config.agentic_profiles),
+        engine_timeout_s=config.engine_timeout_s,
+    )
+
+
+def export_settings(config: RunConfig) -> ExportSettings:
+    """What is exported of sessions."""
+    modes: dict[str, ExportMode] = {"last": "last", "leaves": "leaves"}
+    return ExportSettings(
+        implicit=modes.get(config.agentic_export, "strict"),
+        profiles=parse_profiles(config.agentic_profiles),
+        lenient=config.agentic_echo_match != "exact",
+        reward_keys=reward_keys(config),
+    )
+
+
+def group_settings(config: RunConfig, mode: Mode) -> GroupSettings:
+    """How the groups of one mode run."""
+    train = mode == "train"
+    return GroupSettings(
+        mode=mode,
+        num_samples=config.n_samples_per_prompt if train else config.n_samples_per_eval_prompt,
+        min_size=min_group_size(config) if train else 1,
+        num_retries=config.agent_retries,
+        shared_prefix=shared_prefix(config),
+    )
+
+
+def trained_groups(config: RunConfig) -> GroupSettings:
+    """How the groups run whose samples the trainer takes."""
+    return replace(
+        group_settings(config, "train"),
+        text_only=True,
+        one_context=one_context_reason(config),
+        one_reward=not has_custom_advantage(config),
+    )
+
+
+def train_concurrency(config: RunConfig) -> int:
+    """Resident prompt groups in training."""
+    assert config.rollout_batch_size is not None
+    return config.agentic_concurrency or config.rollout_batch_size
+
+
+def eval_concurrency(config: RunConfig) -> int:
+    """Resident prompt groups in eval: as many sessions as training may hold, unless the option says otherwise."""
+    if config.agentic_eval_concurrency is not None:
+        return config.agentic_eval_concurrency
+    return math.ceil(train_concurrency(config) * config.n_samples_per_prompt / config.n_samples_per_eval_prompt)
+
+
+def has_custom_advantage(config: RunConfig) -> bool:
+    """A function of the user turns outcomes into credit: then no reward is needed."""
+    return config.agentic_custom_advantage_path is not None
+
+
+def credit_of(config: RunConfig) -> CreditFunction:
+    """How the rewards of a group become the credit of its sessions."""
+    return credit_function(
+        ALGORITHMS[config.advantage_estimator], std_normalization=not config.disable_grpo_std_normalization
+    )
+
+
+def credit_share(config: RunConfig) -> CreditShare | None:
+    """How the credit of a session's reward reaches its contexts; None where a function of the user gives credit."""
+    if has_custom_advantage(config):
+        return None
+    return "split" if config.agentic_credit == "split" else "shared"
+
+
+def shared_prefix(config: RunConfig) -> SharedPrefix:
+    """How often turns shared by contexts are trained."""
+    return "each" if config.agentic_shared_prefix == "each" else "once"
+
+
+def reward_keys(config: RunConfig) -> dict[Mode, str | None]:
+    """By mode, the entry of a reward object that counts."""
+    return {"train": config.reward_key, "eval": config.eval_reward_key or config.reward_key}
