@@ -192,11 +192,12 @@ async def test_a_session_holds_few_turns_and_nothing_of_it_stays(codec: TurnCode
             await serve.chat("s", HI)
         live = serve.registry.find("s")
         assert live is not None
-        held = list(live.held._told)
-        assert len(held) == sum(map(len, live.held._by_digest.values())) == MAX_TOLD
+        turns = serve.app._endpoint._held[live]
+        held = list(turns._told)
+        assert len(held) == sum(map(len, turns._by_digest.values())) == MAX_TOLD
         known = [weakref.ref(thing) for thing in (live, live.session, live.session.forest, *held)]
         await serve.registry.finish("s", b"")
         serve.opened.clear()
-        del live, held
+        del live, held, turns
         gc.collect()
         assert [ref() for ref in known if ref() is not None] == []

@@ -167,8 +167,8 @@ async def serving(
             settings=TurnSettings(train=sampling or SamplingSettings(), **settings),
             media=MediaStore(serve.media_dir),
         )
-        app = GatewayApp(serve.registry, serve.turns, clock, answers)
-        serve.server = GatewayServer(app, ServerSettings())
+        serve.app = GatewayApp(serve.registry, serve.turns, clock, answers)
+        serve.server = GatewayServer(serve.app, ServerSettings())
         await serve.server.start()
         try:
             limits = httpx.Limits(max_connections=300)

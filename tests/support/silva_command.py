@@ -154,7 +154,7 @@ def runner_pid(trainer: subprocess.Popen[str]) -> int:
     """The runner process of a live trainer."""
     out = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
     for line in out.splitlines():
-        found = re.match(r"\s*(\d+)\s+(\d+)\s+(.*silva\.agent\.runner import.*)", line)
+        found = re.match(r"\s*(\d+)\s+(\d+)\s+(.*silva\.processes\.runner import.*)", line)
         if found and int(found[2]) == trainer.pid:
             return int(found[1])
     return 0
