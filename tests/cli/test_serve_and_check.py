@@ -153,7 +153,10 @@ def test_check_names_what_is_wrong(tmp_path: Path, model_dir: Path) -> None:
 
 
 def test_gateway_forest_and_runner_work_without_torch(tmp_path: Path) -> None:
-    parts = "agent.client processes.runner gateway.server inference.scripted rollout.group_runner run.assembly codec store.ledger"
+    parts = (
+        "agent.client processes.runner gateway.server inference.scripted rollout.group_runner run.assembly codec "
+        "store.ledger"
+    )
     code = f"""
 import importlib, sys
 sys.modules["torch"] = None  # any import of it fails
