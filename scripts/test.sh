@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Passes the tests, with all the set-up they need. Arguments go to pytest.
+# Passes the tests, with all the set-up they need. Arguments go to pytest: -m 'not slow' takes less than a minute.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/setup.sh

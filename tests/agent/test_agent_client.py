@@ -203,6 +203,7 @@ async def test_a_missing_shell_is_named(tmp_path):
     assert "'no-such-shell': No such file or directory; install it" in end.describe()
 
 
+@pytest.mark.slow
 async def test_the_death_of_the_runner_ends_its_agents_and_the_next_session_gets_a_new_one(runner, tmp_path):
     command = "trap '' TERM; setsid sleep 600 & (sleep 600 &) ; while :; do sleep 1; done"
     running = [
@@ -231,6 +232,7 @@ async def test_a_runner_that_always_dies_stops_the_run(tmp_path):
     await runner.close()
 
 
+@pytest.mark.slow
 async def test_term_makes_the_runner_end_its_agents_first(runner, tmp_path):
     running = asyncio.create_task(
         runner.run_agent(agent(tmp_path, runner.run_id, "s", "trap '' TERM; sleep 600 & wait"))
@@ -243,6 +245,7 @@ async def test_term_makes_the_runner_end_its_agents_first(runner, tmp_path):
     assert (await runner.run_agent(agent(tmp_path, runner.run_id, "next", "true"))).ok
 
 
+@pytest.mark.slow
 async def test_a_runner_that_does_not_answer_is_replaced(runner, tmp_path, monkeypatch):
     monkeypatch.setattr(client, "_MARGIN_S", 0.5)
     running = asyncio.create_task(runner.run_agent(agent(tmp_path, runner.run_id, "s", "sleep 600")))

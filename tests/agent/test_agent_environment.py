@@ -136,6 +136,7 @@ def test_agent_env_errors_name_the_item(items, text):
         parse_agent_env(items)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.text(max_size=20), max_size=5))
 def test_agent_env_yields_what_the_system_accepts_or_a_config_error(items):

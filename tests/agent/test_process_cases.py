@@ -124,6 +124,7 @@ async def test_proc_01_a_grandchild_deaf_to_term_is_killed_after_the_session(run
     assert marked(runner.run_id) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["timeout", "cancel"])
 async def test_proc_03_a_timeout_and_a_cancel_kill_the_whole_tree(runner, tmp_path, way):
     specs = [AgentSpec(**spec_fields(tmp_path / f"s{i}", runner.run_id, f"s{i}", TREE)) for i in range(3)]
@@ -146,6 +147,7 @@ async def test_proc_03_a_timeout_and_a_cancel_kill_the_whole_tree(runner, tmp_pa
     assert children == [], "the runner keeps no zombie"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_proc_03_the_death_of_the_trainer_ends_every_tree_and_the_runner(start_trainer, tmp_path, signum):
     run_id = f"run-{uuid.uuid4().hex[:12]}"
@@ -158,6 +160,7 @@ def test_proc_03_the_death_of_the_trainer_ends_every_tree_and_the_runner(start_t
     wait_until(lambda: not Path(f"/proc/{runner_pid}").exists(), "the runner is gone too")
 
 
+@pytest.mark.slow
 def test_proc_03_ctrl_c_reaches_the_trainer_alone_and_ends_every_tree(start_trainer, tmp_path):
     run_id = f"run-{uuid.uuid4().hex[:12]}"
     trainer, runner_pid = start_trainer([spec_fields(tmp_path, run_id, "s", TREE)])
@@ -168,6 +171,7 @@ def test_proc_03_ctrl_c_reaches_the_trainer_alone_and_ends_every_tree(start_trai
     wait_until(lambda: not marked(run_id), "no process of the run is left")
 
 
+@pytest.mark.slow
 def test_proc_03_a_fork_of_the_trainer_that_lives_on_keeps_no_agent_alive(start_trainer, tmp_path):
     """A worker forked without exec holds the trainer's end of the stream open: its end alone would not be noticed."""
     run_id = f"run-{uuid.uuid4().hex[:12]}"

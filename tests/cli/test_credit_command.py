@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from silva_command import AGENT, run_silva, show, write_rows, write_script
 
 from silva.store.queries import load_samples, open_run
@@ -48,6 +49,7 @@ def trained_contexts(run_dir: Path) -> dict[str, list[tuple[Any, ...]]]:
     return found
 
 
+@pytest.mark.slow
 def test_contexts_are_trained_with_the_credit_that_a_function_gives_them(tmp_path: Path, model_dir: Path) -> None:
     (tmp_path / "agent.py").write_text(FORKS)
     (tmp_path / "my_credit.py").write_text(CREDIT)

@@ -35,6 +35,7 @@ def by_size() -> CustomAdvantage:
     return CustomAdvantage(credit, failed=SilvaError)
 
 
+@pytest.mark.slow
 def test_rollout_as_in_training_without_an_update(tmp_path: Path, chatml_dir: Path) -> None:
     (tmp_path / "agent.py").write_text(BY_SLOT)
     write_rows(tmp_path / "rows.jsonl", 3)

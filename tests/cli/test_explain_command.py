@@ -11,6 +11,7 @@ import pytest
 from silva_command import eventually, in_process, run_silva, running_silva, show, stop, write_script
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lenient", "exact"])
 def test_explain_names_node_field_and_values(tmp_path: Path, chatml_dir: Path, mode: str) -> None:
     write_script(tmp_path / "script.jsonl", {"text": " one "}, {"text": "two"}, {"text": "three"})

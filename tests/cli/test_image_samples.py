@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from pictures import data_uri, digest, png
 from silva_command import AGENT, run_silva, show, write_rows, write_script
 
@@ -36,6 +37,7 @@ def run(tmp_path: Path, command: str, model: Path, *more: object):
 SCRIPTED = ("--engine", "scripted", "--engine-script", "script.jsonl")
 
 
+@pytest.mark.slow
 def test_a_rollout_keeps_images_and_shows_them_by_reference(tmp_path: Path, chatml_dir: Path) -> None:
     done = run(tmp_path, "rollout", chatml_dir, *SCRIPTED)
     assert done.returncode == 0, done.stderr
@@ -52,6 +54,7 @@ def test_a_rollout_keeps_images_and_shows_them_by_reference(tmp_path: Path, chat
     assert data_uri(PICTURE)[30:].encode() not in (tmp_path / "rollout/run.db").read_bytes()
 
 
+@pytest.mark.slow
 def test_training_refuses_a_context_with_images(tmp_path: Path, chatml_dir: Path) -> None:
     """Also where no weights change: such a run collects what training would take."""
     more = ("--n-samples-per-prompt", 2, "--agent-max-failures", 2, "--debug-rollout-only")

@@ -42,6 +42,7 @@ def sampling(tmp_path: Path, mode: str) -> list[dict]:
     return [call["sampling_params"] for call in calls if modes[call["session_id"]] == mode]
 
 
+@pytest.mark.slow
 def test_training_and_eval_sample_as_their_options_say(tmp_path: Path, chatml_dir: Path) -> None:
     write_rows(tmp_path / "eval.jsonl", 2)
     words = command(
@@ -66,6 +67,7 @@ def test_training_and_eval_sample_as_their_options_say(tmp_path: Path, chatml_di
     assert [line["eval/held/reward"] for line in lines if "eval/held/reward" in line] == [0.5, 0.5]
 
 
+@pytest.mark.slow
 def test_no_more_groups_are_resident_than_asked_for(tmp_path: Path, chatml_dir: Path) -> None:
     more = ("--rollout-batch-size", 4, "--agentic-concurrency", 1)
     done = run_silva(*command(tmp_path, "rollout", chatml_dir, ALONE, *more), cwd=tmp_path)
@@ -89,6 +91,7 @@ def test_rows_must_hold_the_longest_context_of_the_model(tmp_path: Path, model_d
         check_row_budget(from_values({**values, "max_tokens_per_gpu": limit - 1}))
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_how_many_sessions_are_scored(tmp_path: Path, chatml_dir: Path) -> None:
     words = command(tmp_path, "rollout", chatml_dir, ONE_TURN, "--rollout-batch-size", 4)
     ours, theirs = pty.openpty()

@@ -115,6 +115,7 @@ RECORDED = {
 }
 
 
+@pytest.mark.slow
 def test_the_same_options_give_the_same_samples(recorded: Path, reexport: Any) -> None:
     document, found = reexport()
     old = _by_try([line for step in (0, 1) for line in _lines(recorded / "samples" / f"{step}.jsonl")])

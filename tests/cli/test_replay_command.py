@@ -48,6 +48,7 @@ def three_turns() -> list[dict[str, Any]]:
     return [claude("1", first), claude("2", second), claude("3", third)]
 
 
+@pytest.mark.slow
 def test_what_serve_records_replays_as_it_was(tmp_path: Path, chatml_dir: Path, capsys: pytest.CaptureFixture[str]):
     write_script(tmp_path / "script.jsonl", {"text": CALL}, {"text": " done "})
     serve = ("serve", "--open-sessions", "--run-dir", "run", "--engine", "scripted", "--engine-script", "script.jsonl")
@@ -88,6 +89,7 @@ def test_what_serve_records_replays_as_it_was(tmp_path: Path, chatml_dir: Path, 
     assert all(turn["answer"] == "as recorded" for session in doc["sessions"] for turn in session["requests"])
 
 
+@pytest.mark.slow
 def test_a_recorded_client_is_told_what_forks_and_what_helps(
     tmp_path: Path, chatml_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_recorded_client_is_told_what_forks_and_what_helps(
     assert "CLAUDE_CODE_ATTRIBUTION_HEADER=0" in told
 
 
+@pytest.mark.slow
 def test_settings_are_tried_until_one_is_linear(tmp_path: Path, chatml_dir: Path, capsys: pytest.CaptureFixture[str]):
     recording = write(tmp_path / "rec.jsonl", *three_turns())
     options = ("--hf-checkpoint", chatml_dir)

@@ -36,6 +36,7 @@ def two_turns(tmp_path_factory: pytest.TempPathFactory, chatml_dir: Path) -> Pat
     return folder
 
 
+@pytest.mark.slow
 def test_samples_are_the_tokens_that_the_engine_saw_and_gave(two_turns: Path) -> None:
     tmp_path = two_turns
     assert "AGENTIC ROLLOUT event=accounting_end rollout=0 prompts=4 " in (tmp_path / "run" / "run.log").read_text()
@@ -99,6 +100,7 @@ ask(messages); give({"reward": 1.0})
 )
 
 
+@pytest.mark.slow
 def test_hostile_agents_are_all_accounted_for(tmp_path: Path, chatml_dir: Path) -> None:
     done = rollout(tmp_path, chatml_dir, HOSTILE, rows=13)
     assert done.returncode == 0, done.stderr
@@ -141,6 +143,7 @@ def test_hostile_agents_are_all_accounted_for(tmp_path: Path, chatml_dir: Path) 
         check_ledgers(conn, finished=True)
 
 
+@pytest.mark.slow
 def test_a_run_in_which_every_agent_fails_stops_with_the_first_log(tmp_path: Path, chatml_dir: Path) -> None:
     done = rollout(tmp_path, chatml_dir, "import sys; print('no module named tools'); sys.exit(7)", rows=3)
     assert done.returncode == 1
@@ -149,6 +152,7 @@ def test_a_run_in_which_every_agent_fails_stops_with_the_first_log(tmp_path: Pat
     assert marked_processes(tmp_path / "run") == []
 
 
+@pytest.mark.slow
 def test_an_agent_that_keeps_killing_the_runner_stops_the_run(tmp_path: Path, chatml_dir: Path) -> None:
     done = rollout(tmp_path, chatml_dir, "import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(600)", rows=1)
     assert done.returncode == 1, done.stderr
@@ -159,6 +163,7 @@ def test_an_agent_that_keeps_killing_the_runner_stops_the_run(tmp_path: Path, ch
     assert marked_processes(tmp_path / "run") == []
 
 
+@pytest.mark.slow
 def test_failures_in_a_row_stop_the_run(tmp_path: Path, chatml_dir: Path) -> None:
     done = rollout(
         tmp_path, chatml_dir, "raise SystemExit(7)", "--agent-max-failures", 3, "--agentic-concurrency", 1, rows=20
@@ -172,6 +177,7 @@ def test_failures_in_a_row_stop_the_run(tmp_path: Path, chatml_dir: Path) -> Non
     assert counts["prompts"] == {"dropped": {"all_sessions_failed": 2}, "pending": {"none": 1}}
 
 
+@pytest.mark.slow
 def test_a_failed_session_is_retried_in_its_slot(tmp_path: Path, chatml_dir: Path) -> None:
     flaky = AGENT + (
         "mark = f'seen-{n}'\n"
@@ -186,6 +192,7 @@ def test_a_failed_session_is_retried_in_its_slot(tmp_path: Path, chatml_dir: Pat
     assert {item["reward"] for item in show(tmp_path / "run")["sessions"]} == {0.25, None}
 
 
+@pytest.mark.slow
 def test_a_group_keeps_its_survivors_while_enough_are_left(tmp_path: Path, chatml_dir: Path) -> None:
     lots = AGENT + (
         "import glob\n"
@@ -217,6 +224,7 @@ def test_a_group_keeps_its_survivors_while_enough_are_left(tmp_path: Path, chatm
     assert counts["sessions"]["exported"] == {"none": 2}
 
 
+@pytest.mark.slow
 def test_each_row_is_used_once(tmp_path: Path, chatml_dir: Path) -> None:
     done = rollout(
         tmp_path, chatml_dir, TWO_TURNS, "--rollout-batch-size", 3, "--num-rollout", 9, "--rollout-shuffle", rows=7
@@ -226,6 +234,7 @@ def test_each_row_is_used_once(tmp_path: Path, chatml_dir: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "run/samples").iterdir()) == ["0.jsonl", "1.jsonl", "2.jsonl"]
 
 
+@pytest.mark.slow
 def test_metadata_only_rows_and_agent_env(tmp_path: Path, chatml_dir: Path) -> None:
     agent = AGENT + "ask(messages); give({'reward': float(os.environ['POINTS']), 'metadata': task['metadata']})\n"
     (tmp_path / "agent.py").write_text(agent)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import openai
+import pytest
 from silva_command import (
     TWO_TURNS,
     eventually,
@@ -37,6 +38,7 @@ def finish_by_name(base: str, session_id: str) -> None:
     assert answer.json() == {"status": "exported", "reason": None, "num_samples": 2}
 
 
+@pytest.mark.slow
 def test_serve_records_open_sessions(tmp_path: Path, chatml_dir: Path) -> None:
     write_script(
         tmp_path / "script.jsonl", {"text": "one"}, {"text": "two", "finish_reason": "length"}, {"text": "three"}
@@ -99,6 +101,7 @@ def test_serve_records_open_sessions(tmp_path: Path, chatml_dir: Path) -> None:
     assert all(tokens[: len(call["input_ids"])] == call["input_ids"] for call in calls if call["session_id"] == "s1")
 
 
+@pytest.mark.slow
 def test_serve_refuses_what_it_cannot_do(tmp_path: Path, chatml_dir: Path) -> None:
     write_script(tmp_path / "script.jsonl", {"text": "x"})
     base = ("serve", "--engine", "scripted", "--engine-script", "script.jsonl", "--hf-checkpoint", chatml_dir)
@@ -120,6 +123,7 @@ def check(tmp_path: Path, model: Path, *more: object):
     )
 
 
+@pytest.mark.slow
 def test_check_passes_a_run_that_fits(tmp_path: Path, model_dir: Path) -> None:
     (tmp_path / "agent.py").write_text(TWO_TURNS)
     write_rows(tmp_path / "rows.jsonl", 3)
@@ -135,6 +139,7 @@ def test_check_passes_a_run_that_fits(tmp_path: Path, model_dir: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_check_names_what_is_wrong(tmp_path: Path, model_dir: Path) -> None:
     (tmp_path / "agent.py").write_text("print('no such tool'); raise SystemExit(5)")
     write_rows(tmp_path / "rows.jsonl", 3)

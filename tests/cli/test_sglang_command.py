@@ -36,6 +36,7 @@ def silva(command: str, tmp_path: Path, tokenizer: Path, url: str, *more: object
     )
 
 
+@pytest.mark.slow
 def test_rollout_records_what_the_server_sampled(
     tmp_path: Path, chatml_dir: Path, codec: TurnCodec, server: str
 ) -> None:
@@ -49,6 +50,7 @@ def test_rollout_records_what_the_server_sampled(
     assert on == [*answer, *answer]
 
 
+@pytest.mark.slow
 def test_check_looks_at_the_server(tmp_path: Path, chatml_dir: Path, server: str) -> None:
     done = silva("check", tmp_path, chatml_dir, server, "--no-agent-run")
     assert done.returncode == 0, done.stdout

@@ -81,6 +81,7 @@ def all_hang(tmp_path: Path) -> None:
     eventually(lambda: len(list(tmp_path.glob("hanging-*"))) == 6)
 
 
+@pytest.mark.slow
 def test_train_eval_save_kill_nine_in_mid_step_and_resume(tmp_path: Path, model_dir: Path) -> None:
     """Three lives of one run: two whole steps; one step more and a kill in the next; the rest."""
     import torch
@@ -165,6 +166,7 @@ def show_nodes(run_dir: Path, session_id: str) -> list[dict]:
     return show_session(run_dir, session_id)["nodes"]
 
 
+@pytest.mark.slow
 def test_kill_nine_of_the_runner_in_mid_step(tmp_path: Path, chatml_dir: Path) -> None:
     """The lost sessions are run again under a new runner: no agent of theirs failed."""
     prepare(tmp_path, hangs_from(2), rows=4)
@@ -184,6 +186,7 @@ def test_kill_nine_of_the_runner_in_mid_step(tmp_path: Path, chatml_dir: Path) -
     assert counts["sessions"] == {"exported": {"none": 12}, "failed": {"runner_lost": 6}}
 
 
+@pytest.mark.slow
 def test_term_ends_a_run_in_order_and_resume_needs_its_data(tmp_path: Path, model_dir: Path) -> None:
     prepare(tmp_path, hangs_from(2), rows=4)
     with running_silva(*options(model_dir), cwd=tmp_path) as process:
@@ -202,6 +205,7 @@ def test_term_ends_a_run_in_order_and_resume_needs_its_data(tmp_path: Path, mode
     assert done.returncode == 2 and "Resume with the same" in done.stderr
 
 
+@pytest.mark.slow
 def test_failed_groups_are_replaced_and_the_last_step_of_the_epochs_may_be_smaller(
     tmp_path: Path, model_dir: Path
 ) -> None:
@@ -230,6 +234,7 @@ def test_resume_needs_a_run(tmp_path: Path) -> None:
     assert done.returncode == 2 and "nowhere" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_rollout_run_cannot_be_resumed_nor_its_folder_used_again(tmp_path: Path, chatml_dir: Path) -> None:
     prepare(tmp_path, TWO_TURNS, rows=2)
     write_script(tmp_path / "script.jsonl", {"text": "hello world"})

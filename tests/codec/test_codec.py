@@ -478,6 +478,7 @@ def test_the_generic_tokenizer_class_is_what_auto_tokenizer_would_take(chatml_di
 
 
 class TestBatches:
+    @pytest.mark.slow
     def test_a_text_has_the_same_ids_in_a_batch_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         backend = tiny_tokenizer().backend_tokenizer
         monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)

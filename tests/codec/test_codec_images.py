@@ -119,6 +119,7 @@ class Painter:
         return replace(message, content=text_of(joined), parts=joined)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(VISION))
 def test_ids_are_those_of_the_full_render(name: str) -> None:
     family, mark, roles = VISION[name]

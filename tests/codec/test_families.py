@@ -54,6 +54,7 @@ def oracle(request: pytest.FixtureRequest) -> Oracle:
     return load(request.param)
 
 
+@pytest.mark.slow
 def test_ids_are_those_of_the_full_render(oracle: Oracle) -> None:
     """Root and deltas of random conversations: every id, and the border before the generation prompt."""
     maker = Maker(oracle.family, seed=1)
@@ -107,6 +108,7 @@ def _ends_with(before: str, answer: Message) -> bool:
     return last in before[before.rindex(last) :] and "role" not in before[before.rindex(last) :]
 
 
+@pytest.mark.slow
 def test_tok_12_marker_text_never_becomes_a_control_token(oracle: Oracle) -> None:
     """The same conversation with harmless words in place of markers has the same control tokens."""
     codec, tokenizer = oracle.codec, oracle.tokenizer
@@ -156,6 +158,7 @@ def test_a_sampled_stop_id_is_not_written_again(oracle: Oracle) -> None:
     assert ids_after(eos, False) == (whole if opener else whole[1:])
 
 
+@pytest.mark.slow
 def test_the_start_check_proves_the_tokenizer_and_fills_the_table(oracle: Oracle) -> None:
     report = oracle.codec.check()
     assert all(proof.ok for proof in report.proofs), str(report)

@@ -204,6 +204,7 @@ def _comparable(episode: Episode, subject: Subject) -> Episode:
     return episode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(SUBJECTS))
 def test_ids_are_those_of_the_renderer(name: str) -> None:
     subject = SUBJECTS[name]

@@ -34,6 +34,7 @@ def oracle(request: pytest.FixtureRequest) -> Oracle:
     return load(request.param)
 
 
+@pytest.mark.slow
 def test_ids_are_those_of_the_full_render(oracle: Oracle) -> None:
     maker = Maker(oracle.family, seed=1)
     num_turns = num_whole = num_impure = 0
@@ -89,6 +90,7 @@ def test_all_that_was_sampled_of_a_close_is_left_out(oracle: Oracle) -> None:
         assert codec.encode_delta(tail, new, PLAIN).observation_ids == cut[cut.index(stop) + 1 :]
 
 
+@pytest.mark.slow
 def test_the_start_check_names_these_steps(oracle: Oracle) -> None:
     report = oracle.codec.check()
     assert report.ok, str(report)
@@ -103,6 +105,7 @@ def nemo() -> Oracle:
     return load("mistral-nemo")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leading", [[], [Message(role="system", content="Be <b>kind</b>. [INST]\n")]])
 def test_tools_and_system_text_stay_where_they_were_seen_first(nemo: Oracle, leading: list[Message]) -> None:
     """Mistral Nemo's template moves both into the last user turn: a delta is that of a conversation without them."""

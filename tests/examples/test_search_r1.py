@@ -390,6 +390,7 @@ def test_a_team_whose_searcher_breaks_off_ends_with_an_error_and_no_records(tmp_
 # ---- the whole: script, service, agents and Silva
 
 
+@pytest.mark.slow
 def test_the_script_runs_the_team_against_its_service_and_stops_it(corpus_file: Path, tmp_path: Path) -> None:
     """A scripted model: main asks twice, each searcher answers at once, main puts the answers together."""
     start_model.save_tokenizer(make_start.make_tokenizer(), tmp_path / "model")

@@ -113,6 +113,7 @@ def test_items_and_digits_are_single_tokens_and_a_session_is_short(tokenizer: An
     assert longest_turn <= 16
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(max_size=60))
 def test_any_text_comes_back_from_its_tokens(text: str) -> None:
@@ -306,6 +307,7 @@ SESSIONS: dict[str, tuple[list[dict[str, Any]], float, list[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SESSIONS)
 def test_light_agent_plays_the_session_and_scores_it(name: str, tmp_path: Path) -> None:
     answers, reward, results = SESSIONS[name]
@@ -325,6 +327,7 @@ def test_light_agent_plays_the_session_and_scores_it(name: str, tmp_path: Path) 
     assert [message for message in asked if message["role"] == "assistant"] == (answers * 3)[: num_calls - 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["looks it up", "breaks its arguments", "never stops"])
 def test_both_agents_send_the_same_requests_and_score_alike(name: str, tmp_path: Path) -> None:
     seen = []
@@ -342,6 +345,7 @@ def test_light_agent_reads_a_reply_in_chunks_behind_white_space(tmp_path: Path) 
     assert (status, error) == (0, "") and output is not None and output["reward"] == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [LIGHT, OPENAI], ids=["light", "openai"])
 def test_an_agent_that_is_refused_ends_with_an_error_and_no_reward(command: list[str], tmp_path: Path) -> None:
     with serving(ModelApi([say("x")], status=400)) as api:

@@ -119,6 +119,7 @@ async def test_a_record_under_other_tools_is_told_of_them_where_that_is_all(code
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("record", "text"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,6 +77,7 @@ def says(echo: Message, said: Message, results: list[str], kinds: tuple[str, ...
 ALL = ("blanks", "reasoning_missing", "call_ids")
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data())
 def test_what_is_matched_says_what_came_back(data: st.DataObject) -> None:

@@ -77,6 +77,7 @@ async def test_the_model_goes_on_reading_the_tools_as_it_read_them_first(codec: 
 EMPTY = (Ask(parts=("hi",)), Ask(parts=("go on",)), Ask(parts=("and on",)), Ask(parts=("last",)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SPEAKERS)
 @pytest.mark.parametrize("mode", ["lenient", "exact"])
 @pytest.mark.parametrize("thought", ["", "<think>\nhm\n</think>\n\n"])

@@ -136,6 +136,7 @@ async def test_api_15_a_full_context_is_a_400_that_sdks_do_not_retry(codec: Turn
         serve.sample("grows")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("value", [0, -1, "x", True, 1.5, [], {}])
 async def test_api_15_an_impossible_token_limit_is_a_400(codec: TurnCodec, name: str, value: object):
@@ -164,6 +165,7 @@ def _rss_mb() -> float:
     raise AssertionError("no VmRSS")
 
 
+@pytest.mark.slow
 async def test_api_16_large_bodies_are_taken_and_let_go(codec: TurnCodec):
     async with serving(codec, [{"text": "ok"}]) as serve:
         picture = {"type": "image_url", "image_url": {"url": data_uri(png(6 << 20))}}
@@ -222,6 +224,7 @@ FAULTS: dict[str, Json] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_api_20_a_faulty_engine_commits_nothing(codec: TurnCodec, fault: str, stream: bool):

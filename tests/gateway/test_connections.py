@@ -122,6 +122,7 @@ async def test_what_is_no_request_does_not_break_into_an_answer(codec: TurnCodec
         writer.close()
 
 
+@pytest.mark.slow
 async def test_requests_whose_answer_breaks_off_have_whole_records_and_no_second_answer(codec: TurnCodec):
     async with serving(codec, [{"error": "hang"}]) as serve:
         streams = [await asyncio.open_connection("127.0.0.1", serve.server.port) for _ in range(4)]

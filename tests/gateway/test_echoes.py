@@ -43,6 +43,7 @@ CLIENTS: dict[str, tuple[Callable[[Json, int], Json], set[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("always_new_ids", [False, True])
 async def test_a_lossy_client_makes_one_linear_sample(codec: TurnCodec, client: str, always_new_ids: bool):
@@ -165,6 +166,7 @@ CHANGES: dict[str, tuple[Callable[[Json], object], str, object, object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 async def test_the_first_difference_is_on_record(codec: TurnCodec, change: str):
     apply, pointer, old, new = CHANGES[change]

@@ -7,6 +7,7 @@ import json
 import random
 from typing import Any
 
+import pytest
 from gateway_serve import Json, Serve, serving, until
 from hostile import BODIES, PINNED, ROUTES, Attack, Wire, attack, stray
 from hypothesis import Phase, given, settings
@@ -58,6 +59,7 @@ async def check_rest(serve: Serve) -> None:
         assert (await serve.post(name, {"messages": [{"role": "user", "content": "hi"}]})).status_code == 200
 
 
+@pytest.mark.slow
 def test_no_request_ever_causes_a_5xx_or_two_answers_or_none(codec: TurnCodec):
     seen: dict[tuple[str, bool], int] = {}
     with asyncio.Runner() as runner:

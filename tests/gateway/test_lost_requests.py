@@ -53,6 +53,7 @@ async def lost(serve: Serve, client: RawClient) -> None:
     await until(lambda: sum(record.error_code is not None for record in serve.session("s").requests) > num)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["placed", "written"])
 @pytest.mark.parametrize("then", ["asked again", "joined first", "asked for something else", "the end"])
 async def test_clients_that_go_while_a_turn_is_in_the_thread(

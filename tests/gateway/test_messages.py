@@ -321,6 +321,7 @@ async def test_tokens_are_counted_without_a_turn(codec: TurnCodec):
         assert (await serve.http.post(serve.base_url + path, json={})).status_code == 401
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "path"),
     [

@@ -54,6 +54,7 @@ async def test_api_06_a_turn_that_a_stop_sequence_ended_goes_on(codec: TurnCodec
         assert serve.sample("s").num_turns == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signature", [None, "", "dummy", 7])
 async def test_api_08_streamed_thinking_comes_back_with_any_signature(codec: TurnCodec, signature: Any):
     async with serving(codec, [{"text": THOUGHT}, {"text": "ok"}]) as serve:
@@ -85,6 +86,7 @@ def tool_history(*results: Json) -> list[Json]:
     return [*HI, {"role": "assistant", "content": [call]}, {"role": "user", "content": list(results)}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "shown"),
     [

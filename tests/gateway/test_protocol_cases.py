@@ -78,6 +78,7 @@ def request(kind: type[Speaker]) -> Json:
     return {"input": "hi", "messages": HI, "max_tokens": 9, "stream": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SPEAKERS)
 async def test_api_18_a_held_stream_breathes_and_a_cut_one_has_no_end(codec: TurnCodec, kind: type[Speaker]):
     connected, waiting, terminal = FRAMES[kind.name]

@@ -136,6 +136,7 @@ def _dumped(items: list[Any], form: str) -> list[Json]:
     return dumped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["plain", "nulls", "bare", "referenced", "mixed"])
 async def test_three_turns_with_parallel_calls_are_one_line(codec: TurnCodec, form: str):
     script = [TURN, turn("and", "More.", 3), turn("so", "Done.")]

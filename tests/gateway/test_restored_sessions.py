@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import messages_client
+import pytest
 from gateway_serve import Json, Serve, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,6 +60,7 @@ steps = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=2)
 @given(st.lists(st.lists(steps, min_size=3, max_size=9), min_size=4, max_size=6))
 def test_a_stored_session_is_the_one_that_was_served(codec: TurnCodec, plans: list[Any]) -> None:

@@ -326,6 +326,7 @@ async def test_the_sdk_reads_a_late_answer_and_a_late_error(codec: TurnCodec):
         assert await ask("hello") == "later"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
 @pytest.mark.parametrize("fails", [False, True])
 async def test_data_heartbeats_are_events_that_clients_count(codec: TurnCodec, path: str, fails: bool):

@@ -27,6 +27,7 @@ def body_of(path: str, **more: Any) -> Json:
     return {"model": "m", "max_tokens": 64, **said, **more}
 
 
+@pytest.mark.slow
 async def test_tree_01_an_sdk_that_times_out_twice_gets_the_one_turn(codec: TurnCodec):
     clock = ManualClock()
     async with serving(codec, [{"text": "answer", "delay_s": 3.0}, {"text": "other"}], clock=clock) as serve:
@@ -140,6 +141,7 @@ async def test_api_21_without_resuming_the_turn_is_sampled_again_in_the_same_req
         assert [attempt.num_output for attempt in serve.session("s").attempts] == [3, len(ids)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("abort_after", [3, 0])
 async def test_api_21_an_engine_abort_is_not_told(codec: TurnCodec, path: str, abort_after: int):

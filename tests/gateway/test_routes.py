@@ -121,6 +121,7 @@ async def test_an_ended_session_is_a_404_that_is_not_retried(codec: TurnCodec):
         assert answer.status_code == 404
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["a/b", "../x", ".hidden", "x" * 200, "a b", "é"])
 async def test_strange_keys_open_no_session(codec: TurnCodec, key: str):
     async with serving(codec, OK) as serve:

@@ -96,6 +96,7 @@ async def test_closing_does_not_hang_on_idle_or_waiting_connections(codec: TurnC
         assert (await waiting[1].head())[0] == 404
 
 
+@pytest.mark.slow
 async def test_closing_cuts_turns_of_sessions_that_nobody_ended(codec: TurnCodec):
     async with serving(codec, [{"error": "hang"}]) as serve:
         client = RawClient(serve.server.port, "w")

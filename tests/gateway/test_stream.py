@@ -77,6 +77,7 @@ async def test_a_stream_breathes_every_15_seconds_until_the_turn_is_there(codec:
         client.abort()
 
 
+@pytest.mark.slow
 async def test_a_held_stream_breathes_too(codec: TurnCodec):
     clock = ManualClock()
     async with serving(codec, [{"text": "ok"}], clock=clock, open_sessions=False) as serve:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from gateway_serve import Json, Serve, serving
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -123,6 +124,7 @@ LONG_PLAN = Plan(
 )
 
 
+@pytest.mark.slow
 async def test_twenty_turns_through_the_real_clients_are_the_same_tokens_in_every_protocol(codec: TurnCodec):
     async with serving(codec, LONG_SCRIPT) as serve:
         await talk(serve, LONG_PLAN, "long", real=True)
@@ -192,6 +194,7 @@ def conversations(draw: st.DrawFn) -> tuple[Plan, list[Json]]:
     return plan, script
 
 
+@pytest.mark.slow
 def test_any_conversation_is_the_same_in_every_protocol(codec: TurnCodec):
     with asyncio.Runner() as runner:
 

@@ -216,6 +216,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 async def test_a_broken_answer_is_tried_again_then_told(codec: TurnCodec, name: str):
     answer, reason = BROKEN[name]
@@ -325,6 +326,7 @@ async def refused(*stubs: SglangStub) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 async def test_servers_that_cannot_be_used_are_named_at_start():
     def stub(model: Json | None, **fields: Any) -> SglangStub:
         made = SglangStub(Answer(ids=[5]))
@@ -362,6 +364,7 @@ async def test_a_server_that_is_still_loading_is_waited_for():
         await engine.close()
 
 
+@pytest.mark.slow
 async def test_a_turn_that_waits_for_its_server_holds_no_copy_of_its_context(codec: TurnCodec):
     stub = SglangStub(Answer(ids=sampled(codec, "one")), Answer(ids=sampled(codec, "two"), hold_at=0))
     async with gateway(codec, stub) as serve:

@@ -74,6 +74,7 @@ def by_row(run_dir: Path) -> dict[int, list[dict]]:
     return {row: sorted(items, key=lambda item: item["session_id"].rsplit("-", 3)[-3]) for row, items in found.items()}
 
 
+@pytest.mark.slow
 def test_rew_01_and_02_a_reward_function_fails_in_the_open_and_alone(tmp_path: Path, chatml_dir: Path) -> None:
     """Timers work in it; an error, no value, an endless loop, a sleep and a crash each fail their own session only."""
     agent = """
@@ -124,6 +125,7 @@ def reward(args, samples):
 """
 
 
+@pytest.mark.slow
 def test_a_group_function_judges_all_sessions_of_a_prompt_at_once(tmp_path: Path, chatml_dir: Path) -> None:
     agent = """
 slot = int(os.environ["RELAX_SESSION_ID"].rsplit("-", 3)[1])
@@ -174,6 +176,7 @@ def stuck(args, sample):
 """
 
 
+@pytest.mark.slow
 async def test_rew_02_async_calls_that_hang_or_block_fail_alone_and_slots_come_back(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(HANGS)
     marker = f"run-{tmp_path.name}-code"

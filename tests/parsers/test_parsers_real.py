@@ -206,6 +206,7 @@ def test_auto_is_the_family_that_the_template_shows(name: str) -> None:
     assert (parser.tool_call_name, parser.reasoning_name) == (REAL[name].tool_call, REAL[name].reasoning)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(REAL))
 def test_a_turn_as_the_template_writes_it_is_read_back(name: str) -> None:
     parser = parser_of(name)

@@ -171,6 +171,7 @@ async def test_proc_05_an_agent_that_asked_has_the_whole_time(codec: TurnCodec, 
         await running
 
 
+@pytest.mark.slow
 async def test_proc_03_what_survives_the_agent_is_told_that_the_session_ended(codec: TurnCodec, tmp_path: Path):
     async with driving(codec, tmp_path, CHILD_ASKS_AFTER_THE_END) as (serve, run):
         try:
@@ -183,6 +184,7 @@ async def test_proc_03_what_survives_the_agent_is_told_that_the_session_ended(co
         assert not serve.session("s").open_turns
 
 
+@pytest.mark.slow
 async def test_tree_08_a_stray_client_of_the_agents_tool_is_named_and_never_picked_by_chance(
     codec: TurnCodec, tmp_path: Path
 ):

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from silva.train.checkpoint import latest_checkpoint, prune_checkpoints, read_state
 
 SAVE_FOR_EVER = """
@@ -34,6 +36,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_ckpt_02_a_kill_during_the_save_leaves_the_last_complete_checkpoint(tmp_path: Path) -> None:
     rng = random.Random(7)
     newest_step = 0

@@ -245,6 +245,7 @@ def test_odd_metadata_is_kept(tmp_path: Path) -> None:
     assert doc["error"] == "log \\udcfe\x00 end"
 
 
+@pytest.mark.slow
 def test_a_live_reader_beside_a_writer(tmp_path: Path) -> None:
     problems: list[BaseException] = []
     done = threading.Event()

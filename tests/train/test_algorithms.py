@@ -169,6 +169,7 @@ def defined_advantages(
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "more"), CASES, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_step_equals_its_definition_however_it_is_packed(
     trainer: PolicyTrainer, hf_dir: Path, name: str, more: dict[str, Any]

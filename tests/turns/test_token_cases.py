@@ -200,6 +200,7 @@ async def test_tok_09_absent_content_of_a_call_turn_is_one_state_in_every_form(c
         assert "(no output)" in codec.decode(inputs[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["user", "system"])
 @pytest.mark.parametrize("content", [None, "", [], [{"type": "text", "text": ""}]])
 async def test_tok_09_empty_user_or_system_content_names_the_message(codec: TurnCodec, role: str, content: object):

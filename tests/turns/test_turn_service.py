@@ -234,6 +234,7 @@ async def test_a_lost_client_ends_its_attempt_uncommitted(codec: TurnCodec, stre
             assert len(session.forest.nodes) == 3
 
 
+@pytest.mark.slow
 async def test_two_hundred_clients_at_once(codec: TurnCodec):
     async with serving(codec, [{"text": "hello", "delay_s": 0.05}, {"text": "done"}]) as serve:
 
