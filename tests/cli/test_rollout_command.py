@@ -170,8 +170,8 @@ def test_failures_in_a_row_stop_the_run(tmp_path: Path, chatml_dir: Path) -> Non
     )
     assert done.returncode == 1 and "3 sessions failed in a row (--agent-max-failures 3)\n" in done.stderr
     told = done.stderr[done.stderr.index("silva rollout: error:") :]
-    assert "Failed sessions since the last good one, by reason: agent_exit 3\nThe first: session g0-train-0-" in told
-    assert f"Look closer with: silva show {tmp_path / 'run'} g0-train-0-" in told
+    assert "Failed sessions since the last good one, by reason: agent_exit 3\nThe first: session g-train-0-" in told
+    assert f"Look closer with: silva show {tmp_path / 'run'} g-train-0-" in told
     counts = show(tmp_path / "run")["counts"]
     assert counts["sessions"] == {"failed": {"agent_exit": 3}}
     assert counts["prompts"] == {"dropped": {"all_sessions_failed": 2}, "pending": {"none": 1}}

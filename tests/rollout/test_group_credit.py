@@ -42,7 +42,7 @@ class Forks:
 
     async def run(self, session: Session) -> list[ExportRecord]:
         self.num_runs += 1
-        session_id, slot = session.session_id, int(session.session_id.rsplit("-", 3)[1])
+        session_id, slot = session.session_id, session.slot
         if not self.rewards[slot]:
             raise SessionFailure("agent_exit", "it broke")
         history: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]

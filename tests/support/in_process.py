@@ -50,9 +50,8 @@ class _Driver:
         self._agent = agent
 
     async def run(self, session: Session) -> list[ExportRecord]:
-        assert session.prompt_id is not None and session.seed_key is not None
-        row, slot = int(session.prompt_id.split(":")[-1]), int(session.seed_key.split("-")[-2])
-        return await self._agent(Talk(row, slot, session, self._serve))
+        assert session.row is not None
+        return await self._agent(Talk(session.row, session.slot, session, self._serve))
 
 
 class _AsGiven:

@@ -46,7 +46,7 @@ class _Group:
 
     prompt: Prompt
     group_id: str
-    place: str
+    seed_key: str
     settings: GroupSettings
     left: Callable[[], None]
     num_resident: int
@@ -96,15 +96,15 @@ class GroupRunner:
         left: Callable[[], None] = lambda: None,
     ) -> GroupResult:
         """One group to its end. `left` is called when its agents ended; rewards and credit come after that."""
-        place = f"g{rollout_id}-{prompt.prompt_id.replace(':', '-')}-{attempt}"
-        group_id = f"{place}-{secrets.token_hex(4)}"  # a resumed run may come by the same place again
+        # random: a resumed run may make the same attempt again
+        group_id = f"g-{_dashed(prompt.prompt_id)}-{attempt}-{secrets.token_hex(4)}"
         self._ledger.start_group(
             group_id, prompt_id=prompt.prompt_id, n=settings.num_samples, rollout_id=rollout_id, attempt=attempt
         )
         group = _Group(
             prompt=prompt,
             group_id=group_id,
-            place=place,
+            seed_key=f"g{rollout_id}-{_dashed(prompt.prompt_id)}-{attempt}",
             settings=settings,
             left=left,
             num_resident=settings.num_samples,
@@ -190,12 +190,15 @@ class GroupRunner:
         session_id = f"{group.group_id}-{slot}-{try_index}-{secrets.token_hex(12)}"
         self._ledger.start_session(session_id, group_id=group.group_id, slot=slot, try_index=try_index)
         session = self._registry.open(session_id, group.group_id, settings.mode)
+        session.slot = slot
+        session.try_index = try_index
+        session.row = prompt.row
         session.input = prompt.input
         session.label = prompt.label
         session.prompt_id = prompt.prompt_id
         whole = settings.mode == "train" or self._rewards.group_wise
         session.runtime_group_id = group.group_id if whole else f"{group.group_id}-{slot}"
-        session.seed_key = f"{group.place}-{slot}-{try_index}"
+        session.seed_key = f"{group.seed_key}-{slot}-{try_index}"
         return session
 
     def _settled(self, session: Session, outcome: Outcome) -> Samples | SlotFailure:
@@ -250,6 +253,10 @@ class GroupRunner:
 
     def _write(self, session: Session, outcome: Outcome) -> None:
         self._ledger.end_session(session_record(session, outcome))
+
+
+def _dashed(prompt_id: str) -> str:
+    return prompt_id.replace(":", "-")
 
 
 def _exported(results: Iterable[Samples | SlotFailure]) -> Samples:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
 
 from silva.forest.session_forest import SessionForest
 from silva.types.clock import Clock
@@ -39,34 +38,53 @@ class ActiveTime:
 
 @dataclass(kw_only=True, eq=False)
 class Session:
-    """One attempt at one row.
+    """One attempt at one dataset row: one conversation forest, and everything that its turns and its agent left.
 
-    `input` is what the agent is given, `label` what else its row says (never shown to the agent), `output` what the
-    agent wrote as its result; `prompt_id` is the row's use that it belongs to; `seed_key` names it the same way
-    in every run with the same data order, so that sampling can be repeated. `runtime_group_id` names the sessions
-    that are leased together (None: the whole group). `gate` is open while the session holds a lease: the turn service
-    waits on it before each engine attempt. `first_request` is set when the agent asks the model for the first time.
-    After `ended` every request is refused.
+    Example: the second try of slot 3 of a group of row 12 has `slot=3, row=12, try_index=1`.
     """
 
     session_id: str
+    """Unique in the run; it is also the credential of the session's requests."""
     group_id: str
+    """The group whose sessions share a row."""
     mode: Mode
+    """Training or evaluation: decides how turns sample."""
     clock: Clock
+    """Source of the session's times."""
     forest: SessionForest
+    """Every conversation state of the session."""
+    slot: int = 0
+    """Place in the group, from 0."""
+    try_index: int = 0
+    """Number of earlier sessions in the same slot."""
+    row: int | None = None
+    """Index of the dataset row, None for a session that a client opened."""
     input: SessionInput | None = None
-    label: Any = None
+    """What the agent is given, None for a session that a client opened."""
+    label: object = None
+    """The row's value under --label-key; the agent never sees it."""
     output: bytes | None = None
+    """What the agent wrote as its result, None where it wrote nothing."""
     prompt_id: str | None = None
+    """The use of the row that the session belongs to."""
     seed_key: str | None = None
+    """Names the session in the sampling seeds, the same in every run with the same data order. None: its id does."""
     runtime_group_id: str | None = None
+    """The sessions that are leased together; None for the whole group."""
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    """Open while the session holds a lease. The turn service waits for it before each engine attempt."""
     first_request: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the agent first asks the model."""
     requests: list[RequestRecord] = field(default_factory=list[RequestRecord])
+    """The session's model requests, in order of arrival."""
     attempts: list[AttemptRecord] = field(default_factory=list[AttemptRecord])
+    """Its engine calls, in the order in which they ended."""
     open_turns: set[asyncio.Task[object]] = field(default_factory=set["asyncio.Task[object]"])
+    """Turns in progress."""
     ended: bool = False
+    """True once every further request is refused."""
     started_s: float = 0.0
+    """When the session was made, by its clock."""
 
     def __post_init__(self) -> None:
         self.active = ActiveTime(self.clock)
