@@ -21,7 +21,7 @@ from silva.config.validate_training import check_algorithm
 from silva.run.build_learner import build_learner
 from silva.run.side_models import look_at_side_models
 from silva.train.learner import TorchThread
-from silva.train.policy import StepResult
+from silva.train.step_result import StepResult
 from silva.types.errors import ConfigError
 
 SAMPLES = [make_sample(f"s{i}", [3, 4 + i, 5, 6], [0, 1, 0, 1], credit=1.0 - 2 * i) for i in range(2)]
@@ -118,10 +118,10 @@ def test_the_reference_stays_the_start_model_in_a_resumed_run(model_dir: Path, t
             thread = stack.enter_context(closing(TorchThread()))
             learner = await build_learner(config, thread, stack, num_rollout=None)
             if folder is not None:
-                await learner.load_checkpoint(folder)
-            (result,) = await learner.train_rollout(SAMPLES, rollout_id=0)
+                await learner.load(folder)
+            (result,) = await learner.train_rollout(SAMPLES, rollout_step=0)
             if folder is None:
-                await learner.save_checkpoint(tmp_path / "step_000001", step=0, extra={})
+                await learner.save(tmp_path / "step_000001", step=0, extra={})
             beside = {id(learner._reference), id(learner._teacher)}
             return result.metrics, len(beside)
 
@@ -148,10 +148,10 @@ def test_the_learner_and_what_stands_beside_the_policy_heed_their_options(model_
         async with AsyncExitStack() as stack:
             thread = stack.enter_context(closing(TorchThread()))
             learner = await build_learner(config, thread, stack, num_rollout=9)
-            done = [(await learner.train_rollout(SAMPLES, rollout_id=at))[0] for at in rollout_ids]
+            done = [(await learner.train_rollout(SAMPLES, rollout_step=at))[0] for at in rollout_ids]
             return done, learner._critic
 
-    (alone, both, stale), critic = asyncio.run(steps(0, 1, 3))
+    (alone, both, _, stale), critic = asyncio.run(steps(0, 1, 2, 3))
     assert (alone.reason, both.reason, stale.reason) == ("critic_only", None, "no_trainable_tokens")
     assert alone.metrics["train/kl_loss"] == 0  # the reference has the weights, the temperature and the rows
     assert both.metrics["train/lr"] == pytest.approx(0.01 * 2 / 4)

@@ -15,6 +15,7 @@ from silva.inference.scripted import ScriptedEngine, ScriptLine, read_script
 from silva.types.clock import SystemClock
 from silva.types.errors import ConfigError, EngineFault
 from silva.types.generation import GenerateRequest, GenerateResult, SamplingParams
+from silva.types.weights import MemoryWeights
 
 
 def request(name: str = "r1", session: str = "s", *, limit: int = 100, stop: tuple[str, ...] = ()) -> GenerateRequest:
@@ -126,7 +127,7 @@ async def test_a_cancelled_call_frees_its_place(codec: TurnCodec):
 
 async def test_versions_come_from_the_weights_or_the_line(codec: TurnCodec):
     scripted = engine(codec, {"text": "a"}, {"text": "a", "weight_version": 3})
-    await scripted.load_weights({}, version=7)
+    await scripted.load_weights(MemoryWeights(named={}, version=7))
     versions = [(await generate(scripted)).version_spans[0].version for _ in range(2)]
     assert versions == [7, 3] and scripted.version == 7
 

@@ -28,6 +28,7 @@ from silva.turns.turn_service import SamplingSettings
 from silva.types.clock import SystemClock
 from silva.types.errors import ConfigError, EngineFault
 from silva.types.generation import EngineUsage, GenerateRequest, Media, SamplingParams, VersionSpan
+from silva.types.weights import MemoryWeights
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 
@@ -297,7 +298,7 @@ async def test_what_a_server_cannot_do_truthfully_is_refused():
         greedy = await engine.generate(request(sampling={"temperature": 0.0, "top_p": 0.9}))
         assert greedy.ids == [5]
         with pytest.raises(ConfigError, match="not built"):
-            await engine.load_weights({}, version=1)
+            await engine.load_weights(MemoryWeights(named={}, version=1))
 
 
 @pytest.mark.parametrize(

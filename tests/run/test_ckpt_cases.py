@@ -20,7 +20,7 @@ from silva.train.checkpoint import checkpoint_dir, latest_checkpoint, prune_chec
 
 root = Path(sys.argv[1])
 latest = latest_checkpoint(root)
-step = read_state(latest)["step"] if latest else 0
+step = read_state(latest).step if latest else 0
 while True:
     step += 1
 
@@ -50,10 +50,10 @@ def test_ckpt_02_a_kill_during_the_save_leaves_the_last_complete_checkpoint(tmp_
         latest = latest_checkpoint(tmp_path)
         assert latest is not None
         state = read_state(latest)
-        step = state["step"]
+        step = state.step
         assert step > newest_step, "a checkpoint that was there is gone"
         newest_step = step
-        assert state["extra"] == {"rows": [step, {"nested": step}]}
+        assert state.extra == {"rows": [step, {"nested": step}]}
         for name in ("weights", "optimizer", "buffer"):
             assert json.loads((latest / name).read_bytes()) == [step] * 20_000
     prune_checkpoints(tmp_path, keep=1)

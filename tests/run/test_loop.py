@@ -29,7 +29,7 @@ def test_a_run_that_is_done_does_nothing_more(tmp_path: Path) -> None:
             save_hf=tmp_path / "out",
         )
         trainer = Trainer(
-            learner=None,
+            backend=None,
             engine=None,
             source=Untouched(),
             evaluator=None,

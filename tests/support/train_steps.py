@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from silva.train.losses.clip import ClipConfig
-from silva.train.policy import PolicyConfig, PolicyTrainer, StepResult
+from silva.train.policy import PolicyConfig, PolicyTrainer
+from silva.train.step_result import StepResult
 from silva.types.rollout import TrainingSample
 
 Gradients = list[torch.Tensor]

@@ -322,7 +322,7 @@ def test_the_documented_example_of_an_own_algorithm_trains(hf_dir: Path, monkeyp
     learning = make_trainer(hf_dir, objective=policy_config(config).objective, lr=1e-2, clip_grad=1.0)
     samples, _ = assign_group_credit(rewarded(), credit_of=credit_of(config))
     with closing(TorchThread()) as thread:
-        first, second = asyncio.run(Learner(learning, thread).train_rollout(samples, rollout_id=0, num_steps=2))
+        first, second = asyncio.run(Learner(learning, thread).train_rollout(samples, rollout_step=0, num_steps=2))
     assert not first.skipped and not second.skipped and learning.num_updates == 2
     assert second.metrics["train/ppo_kl"] != 0
 

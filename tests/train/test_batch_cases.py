@@ -114,7 +114,7 @@ def run(
     with closing(TorchThread()) as thread:
         learner = Learner(policy, thread)
         trainer = Trainer(
-            learner=learner,
+            backend=learner,
             engine=None,
             source=Steps(steps, num_failed),
             evaluator=None,

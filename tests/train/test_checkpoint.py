@@ -40,7 +40,7 @@ def names(root: Path) -> list[str]:
 def test_what_was_saved_is_read_back(tmp_path: Path) -> None:
     target = save(tmp_path / "new" / "folders", 3)
     state = read_state(target)
-    assert (state["step"], state["extra"]) == (3, {"position": 24})
+    assert (state.step, state.extra) == (3, {"position": 24})
     assert names(target.parent) == ["step_000003"]
 
 
@@ -200,7 +200,7 @@ def test_a_crash_at_any_point_leaves_a_whole_checkpoint(tmp_path: Path, call: st
     done = subprocess.run([sys.executable, "-c", CRASH, str(target), call, str(at)], timeout=60)
     assert done.returncode == -9, "the crash was meant to happen at a call that is made"
     newest = latest_checkpoint(tmp_path)
-    assert newest is not None and is_complete(newest) and read_state(newest)["step"] == 2
+    assert newest is not None and is_complete(newest) and read_state(newest).step == 2
     assert (newest / "model.safetensors").read_text() == (
         "new" if (call, at) in {("fsync", 4), ("rmtree", 3)} else "old"
     )

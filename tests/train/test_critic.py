@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Sequence
 from contextlib import closing
@@ -228,12 +229,12 @@ def test_the_critic_goes_first_and_its_values_stay_those_before_the_first_update
             settings=LearnerSettings(num_critic_only=1),
         )
         before = weights_of(learner.policy)
-        alone = asyncio.run(learner.train_rollout(samples, rollout_id=0))
+        alone = asyncio.run(learner.train_rollout(samples, rollout_step=0))
         assert [result.reason for result in alone] == ["critic_only"] and same(weights_of(learner.policy), before)
         assert alone[0].metrics["train/skipped_critic_only"] == 1 and critic.num_updates == 1
         values = critic.compute_values(samples)
         assert all(values_T.any() for values_T in values)
-        both = asyncio.run(learner.train_rollout(samples, rollout_id=1, num_steps=2))
+        both = asyncio.run(learner.train_rollout(samples, rollout_step=1, num_steps=2))
     assert not any(result.skipped for result in both) and not same(weights_of(learner.policy), before)
     assert [scale for scale, _ in critic.seen] == pytest.approx([0.25, 0.375, 0.5])
     assert [result.metrics["train/critic_lr"] for result in both] == pytest.approx([0.375e-2, 0.5e-2])
@@ -248,8 +249,8 @@ def test_the_critic_learns_what_the_masks_of_the_step_leave(hf_dir: Path) -> Non
     sample = replace(make_sample("s0", [3, 4, 5, 6, 7], [0, 1, 1, 1, 1]), version_spans=spans)
     with closing(TorchThread()) as thread:
         settings = LearnerSettings(max_token_staleness=2)
-        learner = make_learner(hf_dir, thread, make_critic(hf_dir, head=False), settings=settings)
-        (result,) = asyncio.run(learner.train_rollout([sample], rollout_id=3))
+        learner = make_learner(hf_dir, thread, make_critic(hf_dir, head=False), settings=settings, version=3)
+        (result,) = asyncio.run(learner.train_rollout([sample], rollout_step=3))
     # all values are 0, so the returns are credit and discounted credit, of the two fresh tokens alone
     assert result.metrics["train/stale_tokens"] == 2
     assert result.metrics["train/return_mean"] == pytest.approx((1 + 0.9) / 2)
@@ -262,23 +263,44 @@ def test_a_resumed_run_takes_the_step_that_it_would_have_taken(hf_dir: Path, tmp
     with closing(TorchThread()) as thread:
 
         async def train(learner: Learner, part: Sequence[int]) -> list[dict[str, float]]:
-            return [(await learner.train_rollout(batches[i], rollout_id=i))[0].metrics for i in part]
+            return [(await learner.train_rollout(batches[i], rollout_step=i))[0].metrics for i in part]
 
         critic = make_critic(hf_dir, **settings)
         straight = make_learner(hf_dir, thread, critic)
         asyncio.run(train(straight, (0, 1)))
         folder = tmp_path / "step_000002"
-        asyncio.run(straight.save_checkpoint(folder, step=1, extra={"next_rollout": 2}))
+        asyncio.run(straight.save(folder, step=1, extra={"next_rollout": 2}))
         expected = asyncio.run(train(straight, (2,)))
-        listed = read_state(folder)["files"]
+        listed = read_state(folder).files
         assert {"critic/model.safetensors", "critic/optimizer.pt", "model.safetensors"} <= listed.keys()
 
         again = make_critic(hf_dir, **settings)
         resumed = make_learner(hf_dir, thread, again)
-        asyncio.run(resumed.load_checkpoint(folder))
+        asyncio.run(resumed.load(folder))
+        assert resumed.version == 2
         assert again.num_updates == 2 and asyncio.run(train(resumed, (2,))) == expected
         assert same(weights_of(again), weights_of(critic))
         assert same(weights_of(resumed.policy), weights_of(straight.policy))
+
+
+def test_the_weight_version_counts_updates_and_not_rollout_steps(hf_dir: Path, tmp_path: Path) -> None:
+    with closing(TorchThread()) as thread:
+        learner = make_learner(hf_dir, thread, make_critic(hf_dir))
+        for rollout_step, num_steps in ((7, 1), (7, 2), (9, 1)):  # a step that is trained twice, and one left out
+            asyncio.run(learner.train_rollout(random_samples(1, 4), rollout_step=rollout_step, num_steps=num_steps))
+        source = asyncio.run(learner.publish())
+        assert learner.version == source.version == 3
+        asyncio.run(learner.save(tmp_path / "step_000010", step=9, extra={"next_rollout": 10}))
+        resumed = make_learner(hf_dir, thread, make_critic(hf_dir))
+        asyncio.run(resumed.load(tmp_path / "step_000010"))
+        assert resumed.version == 3
+        # a checkpoint that was written before there was such a counter
+        file = tmp_path / "step_000010" / "trainer_state.json"
+        state = json.loads(file.read_text())
+        del state["extra"]["weight_version"]
+        file.write_text(json.dumps(state))
+        asyncio.run(resumed.load(tmp_path / "step_000010"))
+        assert resumed.version == 10
 
 
 def test_a_checkpoint_without_a_critic_or_with_another_is_refused(hf_dir: Path, tmp_path: Path) -> None:
@@ -287,7 +309,7 @@ def test_a_checkpoint_without_a_critic_or_with_another_is_refused(hf_dir: Path, 
         learner = make_learner(hf_dir, thread, critic)
         learner.policy.save_checkpoint(tmp_path / "step_000001", step=1, extra={})
         with pytest.raises(ConfigError, match=r"step_000001 holds no critic.* with --hf-checkpoint .*step_000001"):
-            asyncio.run(learner.load_checkpoint(tmp_path / "step_000001"))
+            asyncio.run(learner.load(tmp_path / "step_000001"))
     critic.save(tmp_path / "critic")
     other = write_model(tmp_path / "other")
     with pytest.raises(SilvaError, match="does not fit a critic made from"):

@@ -22,7 +22,8 @@ from silva.train.algorithms import ALGORITHMS
 from silva.train.critic import ValueTrainer
 from silva.train.custom_tis import MAX_WEIGHT
 from silva.train.learner import Learner, TorchThread
-from silva.train.policy import PolicyTrainer, StepResult
+from silva.train.policy import PolicyTrainer
+from silva.train.step_result import StepResult
 from silva.types.generation import LOWEST_LOGPROB
 
 EXTREMES = ([MAX_ABS_REWARD, -MAX_ABS_REWARD, 5e-324], [MAX_ABS_REWARD, MAX_ABS_REWARD * (1 - 1e-15)], [1e-310, 3e-310])
@@ -60,7 +61,7 @@ def test_extreme_rewards_and_log_probs_make_a_step_of_finite_numbers(
     policy = policy_config(config)
     critic = ValueTrainer(hf_dir, critic_config(config, policy)) if ALGORITHMS[name].advantages == "gae" else None
     learner = Learner(PolicyTrainer(hf_dir, policy), thread, critic=critic)
-    results = asyncio.run(learner.train_rollout(credited, rollout_id=0, num_steps=2))
+    results = asyncio.run(learner.train_rollout(credited, rollout_step=0, num_steps=2))
     wanted = {
         f"train/{metric}" for metric in (*METRICS, *(() if critic is None else ("value_loss", "critic_grad_norm")))
     }

@@ -21,7 +21,7 @@ from silva.train.corrections import TisConfig
 from silva.train.custom_tis import CustomTis, read_weights
 from silva.train.learner import Learner, LearnerSettings, TorchThread
 from silva.train.objective import ObjectiveConfig
-from silva.train.policy import StepResult
+from silva.train.step_result import StepResult
 from silva.types.errors import RunStopped, SilvaError
 from silva.types.generation import VersionSpan
 from silva.types.rollout import TrainingSample
@@ -70,7 +70,7 @@ def learn(learner_of: Callable[[TorchThread], Learner], samples: Sequence[Traini
 
     async def run() -> list[StepResult]:
         with closing(TorchThread()) as thread:
-            return await learner_of(thread).train_rollout(samples, **{"rollout_id": 0, **how})
+            return await learner_of(thread).train_rollout(samples, **{"rollout_step": 0, **how})
 
     return asyncio.run(run())
 
@@ -174,7 +174,7 @@ def test_stale_tokens_leave_the_denominators_and_their_session_stays_in_the_base
     def trained(limit: int | None, chosen: Sequence[TrainingSample] = samples) -> StepResult:
         trainer = make_trainer(hf_dir, ObjectiveConfig(), lr=0.0)
         settings = LearnerSettings(max_token_staleness=limit)
-        return learn(lambda thread: Learner(trainer, thread, settings=settings), chosen, rollout_id=3)[0]
+        return learn(lambda thread: Learner(trainer, thread, settings=settings, version=3), chosen)[0]
 
     result = trained(1)
     assert (result.num_trainable, result.num_samples, result.num_sessions) == (5, 2, 3)
@@ -205,10 +205,9 @@ def test_a_function_of_the_user_sees_fresh_tokens_alone(hf_dir: Path) -> None:
     samples = [spanned(base[0], 4, 0, 4), spanned(base[1], 0, 0, 0)]
     (result,) = learn(
         lambda thread: Learner(
-            trainer, thread, settings=LearnerSettings(max_token_staleness=2), weigh_tokens=custom(weigh)
+            trainer, thread, settings=LearnerSettings(max_token_staleness=2), weigh_tokens=custom(weigh), version=4
         ),
         samples,
-        rollout_id=4,
     )
     assert asked == [2] and result.num_trainable == 2
     assert (result.metrics["train/tis"], result.metrics["train/loss"]) == pytest.approx((0.5, -0.25))

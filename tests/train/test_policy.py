@@ -24,8 +24,9 @@ from silva.train.corrections import TisConfig
 from silva.train.learner import Learner, TorchThread
 from silva.train.losses.clip import ClipConfig
 from silva.train.objective import ObjectiveConfig
-from silva.train.policy import PolicyConfig, PolicyTrainer, StepResult
+from silva.train.policy import PolicyConfig, PolicyTrainer
 from silva.train.signals import Signals
+from silva.train.step_result import StepResult
 from silva.types.errors import ConfigError, SilvaError
 
 
@@ -172,7 +173,7 @@ def test_with_several_steps_the_old_policy_is_that_before_the_first(hf_dir: Path
     trainer = make_trainer(hf_dir, **settings)
     with closing(TorchThread()) as thread:
         learner = Learner(trainer, thread)
-        first, second = asyncio.run(learner.train_rollout(samples, rollout_id=0, num_steps=2))
+        first, second = asyncio.run(learner.train_rollout(samples, rollout_step=0, num_steps=2))
     assert first.metrics["train/ppo_kl"] == pytest.approx(0, abs=1e-6)
     assert abs(second.metrics["train/ppo_kl"]) > 1e-3
     assert trainer.num_updates == 2
@@ -201,7 +202,7 @@ def test_a_lone_step_passes_the_model_once(
     seen: list[int] = []
     handle = trainer.model.register_forward_pre_hook(lambda *_: seen.append(1))
     with closing(TorchThread()) as thread:
-        asyncio.run(Learner(trainer, thread).train_rollout(random_samples(6, 6), rollout_id=0, num_steps=num_steps))
+        asyncio.run(Learner(trainer, thread).train_rollout(random_samples(6, 6), rollout_step=0, num_steps=num_steps))
     handle.remove()
     assert len(seen) == passes
 
@@ -352,7 +353,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(hf_dir: Path, tmp_path: Pat
     first.save_checkpoint(tmp_path / "step_000002", step=2, extra={"position": 17})
     resumed = make_trainer(hf_dir, **settings)
     state = resumed.load_checkpoint(tmp_path / "step_000002")
-    assert (state["step"], state["extra"]) == (2, {"position": 17})
+    assert (state.step, state.extra) == (2, {"position": 17})
     assert (resumed.num_updates, resumed.skipped_steps) == (2, {"no_trainable_tokens": 1})
     for batch, expected in zip(batches[2:], straight_metrics[2:], strict=True):
         assert resumed.train_step(batch).metrics == pytest.approx(expected, abs=1e-6)

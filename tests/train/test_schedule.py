@@ -64,7 +64,7 @@ def test_the_learner_goes_on_where_the_run_was(tmp_path: Path) -> None:
     samples = random_samples(num_sessions=2)
     with closing(TorchThread()) as thread:
         learner = Learner(policy, thread, schedule=schedule)
-        results = asyncio.run(learner.train_rollout(samples, rollout_id=3, num_steps=2))
+        results = asyncio.run(learner.train_rollout(samples, rollout_step=3, num_steps=2))
     assert [result.metrics["train/lr"] for result in results] == pytest.approx(
         [0.01 * plain(schedule, 3, step, 2) for step in range(2)]
     )

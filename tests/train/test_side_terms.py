@@ -313,7 +313,7 @@ def rollout(trainer: PolicyTrainer, samples: Sequence[TrainingSample], num_steps
     """What the steps on one rollout gave, with these models beside the policy."""
     with closing(TorchThread()) as thread:
         learner = Learner(trainer, thread, **beside)
-        return asyncio.run(learner.train_rollout(samples, rollout_id=0, num_steps=num_steps))
+        return asyncio.run(learner.train_rollout(samples, rollout_step=0, num_steps=num_steps))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -17,6 +17,7 @@ from silva.gateway.answer import AnswerSettings
 from silva.turns.turn_service import SamplingSettings
 from silva.types.messages import Conversation, Message
 from silva.types.rollout import AttemptRecord
+from silva.types.weights import MemoryWeights
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 
@@ -124,7 +125,7 @@ async def test_pausing_aborts_the_attempt_and_the_turn_goes_on_under_new_weights
         assert await serve.turns.abort_running(["s"]) == 1
         await until(lambda: session.attempts)
         assert session.attempts[0].num_output == 2
-        await serve.engine.load_weights({}, version=5)
+        await serve.engine.load_weights(MemoryWeights(named={}, version=5))
         await clock.advance(100)
         assert len(serve.calls("s")) == 1, "a closed gate holds the next attempt"
         session.open_gate()

@@ -123,8 +123,8 @@ async def _train(
             )
         if folder is not None:
             assert learner is not None
-            state = await learner.load_checkpoint(folder)
-            first = int(state["extra"]["next_rollout"])
+            state = await learner.load(folder)
+            first = state.step + 1
         view.say(f"run folder: {run_dir}" + (f", going on at step {first}" if resume else ""))
         runtime = await stack.enter_async_context(
             open_runtime(
@@ -133,13 +133,13 @@ async def _train(
                 run_dir,
                 recover_step=first - 1 if resume else None,
                 engine_dir=folder,
-                version=first,
+                version=0 if learner is None else learner.version,
                 user_code=user_code,
             )
         )
         groups, budget = await open_groups(runtime, credited=True)
         trainer = Trainer(
-            learner=learner,
+            backend=learner,
             engine=runtime.engine,
             source=build_producer(runtime, dataset, groups, budget, replace_dropped=True),
             evaluator=_evaluator(runtime, evals, groups, budget),
@@ -185,7 +185,7 @@ async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> 
             shared_prefix=shared_prefix(config),
         )
         trainer = Trainer(
-            learner=await build_learner(
+            backend=await build_learner(
                 config, thread, stack, num_rollout=config.num_rollout, weigh_tokens=build_custom_tis(config, user_code)
             ),
             engine=None,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from silva.types.generation import EngineUsage, GenerateRequest, GenerateResult
+from silva.types.weights import WeightSource
 
 ImageSupport = Literal["none", "placed", "any"]
 """none: text only; placed: images for which the chat template has a place; any: also others, which stand as a word."""
@@ -44,8 +44,8 @@ class Engine(Protocol):
         """End one request early. Unknown ids are ignored."""
         ...
 
-    async def load_weights(self, weights: Mapping[str, Any], *, version: int) -> None:
-        """Copy new weights in (HF parameter names). Tokens sampled after the return carry `version`."""
+    async def load_weights(self, source: WeightSource) -> None:
+        """Copy new weights in. Tokens sampled after the return carry the version of the source."""
         ...
 
     async def close_session(self, session_id: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +24,7 @@ from silva.types.generation import (
     GenerateResult,
     VersionSpan,
 )
+from silva.types.weights import WeightSource
 
 MISSING_LOGPROB = -0.5
 DEFAULT_CONTEXT_LEN = 32768
@@ -189,9 +190,9 @@ class ScriptedEngine:
         if event is not None:
             event.set()
 
-    async def load_weights(self, weights: Mapping[str, Any], *, version: int) -> None:
-        """There are no weights; later answers carry `version`."""
-        self._version = version
+    async def load_weights(self, source: WeightSource) -> None:
+        """There are no weights to load; later answers carry the version of the source."""
+        self._version = source.version
 
     async def close_session(self, session_id: str) -> None:
         self._num_calls.pop(session_id, None)

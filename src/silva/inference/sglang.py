@@ -7,7 +7,7 @@ import hashlib
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from silva.inference.sglang_wire import SENT_PARAMS, attempt_rid, encode_request
 from silva.types.clock import Clock
 from silva.types.errors import ConfigError, EngineFault
 from silva.types.generation import EngineUsage, GenerateRequest, GenerateResult
+from silva.types.weights import WeightSource
 
 log = logging.getLogger("silva.engine")
 
@@ -143,7 +144,7 @@ class SglangEngine:
         if running is not None and running.telling is None:
             running.telling = self._begin(self._tell_on(running))
 
-    async def load_weights(self, weights: Mapping[str, Any], *, version: int) -> None:
+    async def load_weights(self, source: WeightSource) -> None:
         raise ConfigError(NO_WEIGHTS)
 
     async def close_session(self, session_id: str) -> None:

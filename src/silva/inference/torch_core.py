@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from silva.inference.stop_strings import DecodeText, find_stop
 from silva.model.decoder import Decoder, KVCache, Segment
 from silva.types.errors import EngineFault, RequestError, SilvaError
 from silva.types.generation import FinishReason, GenerateRequest, GenerateResult, VersionSpan, append_span
+from silva.types.weights import WeightSource
 
 COUNTERS = (
     "requests",
@@ -160,11 +160,11 @@ class TorchCore:
         if self._take(lambda one: one.handle is handle) is not None:
             self.counters["cancelled"] += 1
 
-    def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """Replace all weights. Raises WeightsError with the old ones in place. Running requests compute their keys
+    def load_weights(self, source: WeightSource) -> None:
+        """Replace all weights. Raises ConfigError with the old ones in place. Running requests compute their keys
         and values anew and go on."""
-        self._decoder.load(weights)
-        self.version = version
+        self._decoder.load(dict(source.tensors()))
+        self.version = source.version
         self.counters["weight_loads"] += 1
         self.table.invalidate()
         for one in self.running:

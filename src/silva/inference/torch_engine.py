@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from silva.model.decoder import Decoder, WeightsError
 from silva.model.torch_env import limit_threads
 from silva.types.errors import ConfigError, EngineFault, RequestError, SilvaError
 from silva.types.generation import EngineUsage, GenerateRequest, GenerateResult
+from silva.types.weights import WeightSource
 
 logger = logging.getLogger(__name__)
 
@@ -147,8 +148,8 @@ class TorchEngine:
     async def close_session(self, session_id: str) -> None:
         self._send(lambda core: core.table.close_session(session_id))
 
-    async def load_weights(self, weights: Mapping[str, Any], *, version: int) -> None:
-        """Copy `weights` (HF names, torch tensors) in between two steps; do not change them until this returns.
+    async def load_weights(self, source: WeightSource) -> None:
+        """Copy torch tensors in between two steps; do not change them until this returns. A folder is read then.
 
         Raises EngineFault, with the old weights and version in place, when a parameter is missing, unknown, not finite
         or of the wrong shape. Running requests go on under the new weights with a new version span.
@@ -158,9 +159,9 @@ class TorchEngine:
 
         def load(core: TorchCore) -> None:
             try:
-                core.load_weights(weights, version)
-            except WeightsError as error:
-                self._post(_settle, done, EngineFault(f"weight version {version} was not loaded: {error}"))
+                core.load_weights(source)
+            except ConfigError as error:
+                self._post(_settle, done, EngineFault(f"weight version {source.version} was not loaded: {error}"))
             else:
                 self._post(_settle, done, None)
 

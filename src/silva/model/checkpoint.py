@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from silva.types.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+    from safetensors import safe_open
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -58,17 +60,23 @@ def weight_files(hf_dir: str | Path) -> list[Path]:
     raise ConfigError(f"{folder} holds no model.safetensors and no model.safetensors.index.json{hint}")
 
 
-def load_weights(hf_dir: str | Path) -> dict[str, torch.Tensor]:
-    """All tensors of a model directory on the CPU, by Hugging Face parameter name."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def open_weight_files(hf_dir: str | Path, *, framework: str = "numpy") -> Iterator[tuple[Path, safe_open]]:
+    """Each file of weights, open. Raises ConfigError where one is missing, or is not as long as its head says."""
+    from safetensors import SafetensorError, safe_open
 
-    weights: dict[str, torch.Tensor] = {}
     for path in weight_files(hf_dir):
         try:
-            shard = load_file(path)
+            with safe_open(path, framework=framework) as file:
+                yield path, file
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def load_weights(hf_dir: str | Path) -> dict[str, torch.Tensor]:
+    """All tensors of a model directory on the CPU, by Hugging Face parameter name."""
+    weights: dict[str, torch.Tensor] = {}
+    for path, file in open_weight_files(hf_dir, framework="pt"):
+        shard = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
         twice = sorted(weights.keys() & shard.keys())
         if twice:
             raise ConfigError(f"{path} repeats parameters of an earlier shard: {twice[:5]}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from silva.agent.client import AgentExit, AgentRunner, AgentSpec
+from silva.agent.client import AgentExit, AgentSpec
 from silva.agent.environment import agent_environment
 from silva.agent.files import SessionFiles, create_session, log_tail, read_output_bytes
 from silva.export.exporter import Exporter
@@ -54,6 +54,18 @@ class AgentSettings:
     start_timeout_s: float = 1800.0
 
 
+class AgentProcesses(Protocol):
+    """Runs agent processes; `AgentRunner` is one."""
+
+    async def run_agent(self, spec: AgentSpec) -> AgentExit:
+        """Start an agent and wait for its end."""
+        ...
+
+    async def kill(self, session_id: str, reason: str) -> None:
+        """End an agent early; its exit then carries the reason."""
+        ...
+
+
 class ProcessDriver:
     """One agent process a session, owned by the runner process.
 
@@ -62,7 +74,7 @@ class ProcessDriver:
 
     def __init__(
         self,
-        runner: AgentRunner,
+        runner: AgentProcesses,
         settings: AgentSettings,
         clock: Clock,
         seal: Callable[[str], Awaitable[object]],

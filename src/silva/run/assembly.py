@@ -34,6 +34,7 @@ from silva.rollout.driver import AgentSettings, ProcessDriver
 from silva.rollout.failure_budget import FailureBudget
 from silva.rollout.group_runner import GroupRunner
 from silva.rollout.open_sessions import OpenSessions
+from silva.run.factories import EngineFactory, RunnerFactory
 from silva.run.producer import Producer, ProducerSettings
 from silva.run.report import StepReport
 from silva.run.settings import (
@@ -232,6 +233,7 @@ async def open_runtime(
     open_sessions: bool = False,
     record: Path | None = None,
     user_code: UserCode | None = None,
+    engine_factory: EngineFactory | None = None,
 ) -> AsyncIterator[Runtime]:
     """Ledger, codec, engine and gateway, closed in reverse order. `user_code`: where it is open already.
 
@@ -252,7 +254,8 @@ async def open_runtime(
         write_config_file(config, run_dir / "config.toml")
         codec = await asyncio.to_thread(load_codec, config)
         hf_dir = engine_dir or Path(str(config.hf_checkpoint))
-        engine = await asyncio.to_thread(lambda: build_engine(config, codec, clock, hf_dir=hf_dir, version=version))
+        build = engine_factory or build_engine
+        engine = await asyncio.to_thread(lambda: build(config, codec, clock, hf_dir=hf_dir, version=version))
         await engine.start()
         stack.push_async_callback(engine.close)
         exporter = Exporter(export_settings(config))
@@ -351,11 +354,13 @@ def serving_counters(runtime: Runtime) -> dict[str, float]:
     return numbers
 
 
-async def open_groups(runtime: Runtime, *, credited: bool = False) -> tuple[GroupRunner, FailureBudget]:
+async def open_groups(
+    runtime: Runtime, *, credited: bool = False, runner_factory: RunnerFactory = AgentRunner
+) -> tuple[GroupRunner, FailureBudget]:
     """The runner process and what runs sessions through it. `credited`: the groups get their credit for training."""
     config = runtime.config
     assert config.agent_command is not None
-    runner = AgentRunner(run_id=runtime.run_id, grace_s=TERM_GRACE_S, log_path=runtime.run_dir / "runner.log")
+    runner = runner_factory(run_id=runtime.run_id, grace_s=TERM_GRACE_S, log_path=runtime.run_dir / "runner.log")
     await runner.start()
     runtime.stack.push_async_callback(runner.close)
     settings = AgentSettings(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from silva.credit.assign import CreditShare, GroupStats, assign_group_credit
 from silva.credit.grpo import standardised
@@ -22,12 +22,10 @@ from silva.run.metrics import rollout_metrics, staleness_metrics
 from silva.run.report import StepReport
 from silva.store.ledger import RunLedger
 from silva.store.metrics import MetricsWriter
+from silva.train.backend import TrainBackend
 from silva.train.checkpoint import checkpoint_dir, prune_checkpoints
+from silva.train.step_result import StepResult
 from silva.types.rollout import TrainingSample
-
-if TYPE_CHECKING:  # they need torch, and a run that only collects does not
-    from silva.train.learner import Learner
-    from silva.train.policy import StepResult
 
 log = logging.getLogger("silva.train")
 
@@ -72,7 +70,7 @@ class _Update:
 
     trained: list[TrainingSample]
     num_too_long: int = 0
-    results: list[StepResult] = field(default_factory=list["StepResult"])
+    results: list[StepResult] = field(default_factory=list[StepResult])
 
     def metrics(self) -> dict[str, float]:
         if not self.results:
@@ -91,11 +89,11 @@ class GroupSource(Protocol):
 class Trainer:
     """One rollout step after the other, each with its update: staleness is 0.
 
-    Consumes groups of its source; produces weight versions (version n has seen n rollout steps), ledger ends
+    Consumes groups of its source; produces weight versions (one per update), ledger ends
     `trained`, metrics and checkpoints. The ledger is on the disk before a checkpoint that depends on it is written,
     so that a resumed run trains no prompt twice.
 
-    Without `learner` nothing is trained: the groups get their credit and end as `delivered`. Without `engine` the new
+    Without `backend` nothing is trained: the groups get their credit and end as `delivered`. Without `engine` the new
     weights go nowhere, and without `ledger` and `report` nothing but metrics and checkpoints is written: such is a run
     over recorded groups.
     """
@@ -103,7 +101,7 @@ class Trainer:
     def __init__(
         self,
         *,
-        learner: Learner | None,
+        backend: TrainBackend | None,
         engine: Engine | None,
         source: GroupSource,
         evaluator: Evaluator | None,
@@ -113,7 +111,7 @@ class Trainer:
         settings: TrainerSettings,
         say: Callable[[str], None],
     ):
-        self._learner = learner
+        self._backend = backend
         self._engine = engine
         self._source = source
         self._evaluator = evaluator
@@ -148,8 +146,8 @@ class Trainer:
         if settings.save_interval and saved != rollout_id and rollout_id > settings.first_rollout:
             await self._save(rollout_id)
         if settings.save_hf is not None:
-            assert self._learner is not None
-            await self._learner.save_hf(settings.save_hf)
+            assert self._backend is not None
+            await self._backend.save_hf(settings.save_hf)
             self._say(f"weights in Hugging Face form: {settings.save_hf}")
 
     async def _step(self, rollout_id: int) -> bool:
@@ -163,13 +161,14 @@ class Trainer:
         samples = [sample for group in groups for sample in group.samples]
         credited, stats = self._credit(samples)
         assert not stats.rejected, f"rewards were checked when the sessions ended: {stats.rejected}"
+        version = self._version()  # of the weights that this step trains, not of those that it makes
         update = await self._update(rollout_id, groups, credited)
         trained_s = time.monotonic()
         self._write_ledger(rollout_id, groups, credited)
         values = {
             **rollout_metrics(step, passrate=self._settings.passrate),
             **stats.metrics(),
-            **staleness_metrics(credited, version=rollout_id),
+            **staleness_metrics(credited, version=version),
             **update.metrics(),
             "perf/step_s": trained_s - started_s,
             "perf/rollout_s": collected_s - started_s,
@@ -184,16 +183,22 @@ class Trainer:
 
     async def _update(self, rollout_id: int, groups: list[GroupResult], credited: list[TrainingSample]) -> _Update:
         """The optimizer steps of one rollout, and the new weights to the engine."""
-        learner = self._learner
-        if learner is None:
+        backend = self._backend
+        if backend is None:
             return _Update(trained=credited)
-        trained, num_too_long = learner.policy.leave_out_too_long(credited)
+        trained, num_too_long = backend.leave_out_too_long(credited)
         num_slots = sum(group.num_sessions + group.num_failed for group in map(tally, groups))
         num_steps = self._settings.steps_of(num_slots, len({sample.session_id for sample in trained}))
-        results = await learner.train_rollout(trained, rollout_id=rollout_id, num_steps=num_steps)
+        results = await backend.train_rollout(trained, rollout_step=rollout_id, num_steps=num_steps)
         if self._engine is not None:
-            await self._engine.load_weights(await learner.weights_for_engine(), version=rollout_id + 1)
+            await self._engine.load_weights(await backend.publish())
         return _Update(trained=trained, num_too_long=num_too_long, results=results)
+
+    def _version(self) -> int:
+        """The weight version in training; where nothing is trained, that of the engine."""
+        if self._backend is not None:
+            return self._backend.version
+        return 0 if self._engine is None else self._engine.version
 
     def _credit(self, samples: list[TrainingSample]) -> tuple[list[TrainingSample], GroupStats]:
         """The samples with their credit: that of their groups' rewards, unless a function of the user gave it."""
@@ -211,7 +216,7 @@ class Trainer:
         if self._ledger is None:
             return
         self._ledger.set_credits(credited)
-        state = "delivered" if self._learner is None else "trained"
+        state = "delivered" if self._backend is None else "trained"
         self._ledger.end_prompts([group.prompt.prompt_id for group in groups], state, step=rollout_id)
 
     async def _evaluate(self, rollout_id: int, *, last: bool = False) -> None:
@@ -228,12 +233,12 @@ class Trainer:
 
     async def _save(self, next_rollout: int) -> None:
         """A checkpoint after `next_rollout` steps; the ledger it depends on is on the disk first."""
-        assert self._learner is not None
+        assert self._backend is not None
         if self._ledger is not None:
             await asyncio.wrap_future(self._ledger.flush_future())
         root = self._settings.run_dir / "checkpoints"
         folder = checkpoint_dir(root, next_rollout)
-        await self._learner.save_checkpoint(folder, step=next_rollout - 1, extra={"next_rollout": next_rollout})
+        await self._backend.save(folder, step=next_rollout - 1, extra={"next_rollout": next_rollout})
         await asyncio.to_thread(prune_checkpoints, root, self._settings.keep_checkpoints)
         self.saved_rollout = next_rollout
         log.info("checkpoint %s", folder)

@@ -17,7 +17,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from silva.types.errors import SilvaError
 
@@ -28,12 +29,29 @@ _COPIED_SUFFIXES = {".json", ".jinja", ".txt", ".model", ".tiktoken"}
 _COPIED_FOLDERS = ("additional_chat_templates",)
 
 
+class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `trainer_state.json`.
+
+    Example: `CheckpointState(format=1, step=11, extra={"next_rollout": 12, "weight_version": 12},
+    files={"model.safetensors": 4096})`
+    """
+
+    format: int
+    """Layout of the checkpoint; other numbers than `FORMAT` are refused."""
+    step: int
+    """The last rollout step that the checkpoint contains, from 0."""
+    extra: dict[str, object]
+    """What the caller of the save wants back, JSON values."""
+    files: dict[str, int]
+    """Bytes of each other file, by its path inside the folder."""
+
+
 def checkpoint_dir(root: Path, step: int) -> Path:
     """Where the checkpoint of `step` stands under `root`."""
     return root / f"step_{step:06d}"
 
 
-def write_checkpoint(target: Path, write_files: Callable[[Path], None], *, step: int, extra: dict[str, Any]) -> None:
+def write_checkpoint(target: Path, write_files: Callable[[Path], None], *, step: int, extra: dict[str, object]) -> None:
     """Make `target` a whole checkpoint that holds what `write_files(folder)` puts into an empty folder.
 
     `extra` (JSON values) comes back from `read_state`. An older checkpoint at `target` is replaced. When this is
@@ -43,8 +61,8 @@ def write_checkpoint(target: Path, write_files: Callable[[Path], None], *, step:
     with _temporary_beside(target) as temporary:
         write_files(temporary)
         sizes = {str(p.relative_to(temporary)): p.stat().st_size for p in sorted(temporary.rglob("*")) if p.is_file()}
-        state = {"format": FORMAT, "step": step, "extra": extra, "files": sizes}
-        (temporary / STATE_FILE).write_text(json.dumps(state, indent=1), encoding="utf-8")
+        state = CheckpointState(format=FORMAT, step=step, extra=extra, files=sizes)
+        (temporary / STATE_FILE).write_text(json.dumps(msgspec.to_builtins(state), indent=1), encoding="utf-8")
         _force_to_disk(temporary)
         _put_in_place(temporary, target)
 
@@ -67,21 +85,22 @@ def write_model_folder(target: Path, write_files: Callable[[Path], None]) -> Non
         _sync(target.parent)
 
 
-def read_state(folder: Path) -> dict[str, Any]:
+def read_state(folder: Path) -> CheckpointState:
     """The content of a checkpoint's `trainer_state.json`, after proof that all its files are there in full.
 
-    Keys: `format`, `step`, `extra`, `files`. Raises SilvaError, naming the folder and what is missing.
+    Raises SilvaError, naming the folder and what is missing.
     """
     try:
-        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        state = msgspec.json.decode((folder / STATE_FILE).read_bytes(), type=CheckpointState)
     except FileNotFoundError:
         raise SilvaError(f"{folder} is not a whole checkpoint: {STATE_FILE} is missing") from None
+    except msgspec.ValidationError:
+        state = None
     except (OSError, ValueError) as error:
         raise SilvaError(f"{folder} is not a whole checkpoint: {STATE_FILE} cannot be read: {error}") from error
-    whole = isinstance(state, dict) and all(isinstance(state.get(name), dict) for name in ("extra", "files"))
-    if not whole or state.get("format") != FORMAT:
+    if state is None or state.format != FORMAT:
         raise SilvaError(f"{folder}: {STATE_FILE} is not of format {FORMAT}; this version cannot load it")
-    for name, size in state["files"].items():
+    for name, size in state.files.items():
         found = (folder / name).stat().st_size if (folder / name).is_file() else None
         if found != size:
             has = "is missing" if found is None else f"has {found} bytes"

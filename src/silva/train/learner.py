@@ -11,25 +11,26 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from silva.model.unscored import Unscored, tell_unscored
 from silva.train.advantages import token_advantages
-from silva.train.checkpoint import read_state
+from silva.train.checkpoint import CheckpointState, read_state
 from silva.train.critic import ValueTrainer
 from silva.train.custom_tis import CustomTis
 from silva.train.packing import split_sessions
-from silva.train.policy import PolicyTrainer, StepResult
+from silva.train.policy import PolicyTrainer
 from silva.train.schedule import Schedule
 from silva.train.side_scores import masks_of_scored, num_unscored, whole_or_none
 from silva.train.signals import Masks, PerSample, Signals
 from silva.train.staleness import fresh_masks
+from silva.train.step_result import StepResult
 from silva.types.errors import ConfigError
 from silva.types.rollout import TrainingSample
+from silva.types.weights import MemoryWeights
 
 Samples = Sequence[TrainingSample]
 _P = ParamSpec("_P")
@@ -49,6 +50,7 @@ class ComputesLogprobs(Protocol):
 
 
 CRITIC_FOLDER = "critic"
+_VERSION = "weight_version"
 _FINGERPRINTS = "side_models"
 
 
@@ -109,7 +111,8 @@ class LearnerSettings:
 
 
 class Learner:
-    """Owns the policy and what its objective asks for: `reference`, `teacher`, `critic`, `weigh_tokens`.
+    """The TrainBackend of this process. Owns the policy and what its objective asks for: `reference`, `teacher`,
+    `critic`, `weigh_tokens`.
 
     `fingerprints` of the folders of such models go into checkpoints, so that a resumed run has the same.
     """
@@ -126,6 +129,7 @@ class Learner:
         critic: ValueTrainer | None = None,
         weigh_tokens: CustomTis | None = None,
         fingerprints: Mapping[str, str] | None = None,
+        version: int = 0,
     ):
         self.policy = policy
         self._thread = thread
@@ -134,14 +138,25 @@ class Learner:
         self._reference, self._teacher, self._critic = reference, teacher, critic
         self._weigh_tokens = weigh_tokens
         self._fingerprints = dict(fingerprints or {})
+        self.version = version
+        """The weight version in training: updates since the start model."""
 
-    async def train_rollout(self, samples: Samples, *, rollout_id: int, num_steps: int = 1) -> list[StepResult]:
+    async def logprobs(self, samples: Samples) -> PerSample:
+        """Log-probs under the weights in training, one array [T] per sample, 0.0 where the mask is 0."""
+        return await self._thread.run(self.policy.compute_logprobs, samples)
+
+    def leave_out_too_long(self, samples: Samples) -> tuple[list[TrainingSample], int]:
+        """See `PolicyTrainer.leave_out_too_long`."""
+        return self.policy.leave_out_too_long(samples)
+
+    async def train_rollout(self, samples: Samples, *, rollout_step: int, num_steps: int = 1) -> list[StepResult]:
         """All optimizer steps on the samples of one rollout: `num_steps` global batches of whole sessions.
 
-        Counts of the whole rollout stand in the metrics of each step.
+        The metrics of each step contain the counts of the whole rollout. The version goes up by 1, even if all are
+        skipped.
         """
         parts = split_sessions(samples, num_steps)
-        signals, masks, counts = await self._prepare(samples, parts, rollout_id)
+        signals, masks, counts = await self._prepare(samples, parts)
         results: list[StepResult] = []
         for step, part in enumerate(parts):
             result = await self._thread.run(
@@ -149,21 +164,22 @@ class Learner:
                 [samples[i] for i in part],
                 signals.of(part),
                 [masks[i] for i in part],
-                scale=self._schedule.scale(rollout_id, step, num_steps),
-                critic_only=rollout_id < self._settings.num_critic_only,
+                scale=self._schedule.scale(rollout_step, step, num_steps),
+                critic_only=rollout_step < self._settings.num_critic_only,
             )
             results.append(replace(result, metrics=result.metrics | counts))
+        self.version += 1
         return results
 
     async def _prepare(
-        self, samples: Samples, parts: Sequence[Sequence[int]], rollout_id: int
+        self, samples: Samples, parts: Sequence[Sequence[int]]
     ) -> tuple[Signals, Masks, dict[str, float]]:
         """Signals, the masks that the steps go by, and what was counted on the way."""
         counts: dict[str, float] = {}
         masks: Masks = [sample.loss_mask for sample in samples]
         limit = self._settings.max_token_staleness
         if limit is not None:
-            masks = fresh_masks(samples, version=rollout_id, max_staleness=limit)
+            masks = fresh_masks(samples, version=self.version, max_staleness=limit)
             stale = sum(sample.num_trainable - sum(mask) for sample, mask in zip(samples, masks, strict=True))
             counts["train/stale_tokens"] = float(stale)
         signals = await self._signals(samples, parts)
@@ -225,23 +241,24 @@ class Learner:
         )
         return replace(result, metrics=result.metrics | metrics)
 
-    async def weights_for_engine(self) -> dict[str, torch.Tensor]:
+    async def publish(self) -> MemoryWeights:
         """A copy of the policy's weights; see `PolicyTrainer.state_dict_for_engine`."""
-        return await self._thread.run(self.policy.state_dict_for_engine)
+        named = await self._thread.run(self.policy.state_dict_for_engine)
+        return MemoryWeights(named=named, version=self.version)
 
-    async def save_checkpoint(self, folder: Path, *, step: int, extra: dict[str, Any]) -> None:
-        """A whole checkpoint of all that learns."""
+    async def save(self, folder: Path, *, step: int, extra: dict[str, object]) -> None:
+        """A whole checkpoint of all that learns, with the weight version."""
         critic = self._critic
         await self._thread.run(
             self.policy.save_checkpoint,
             folder,
             step=step,
-            extra={**extra, _FINGERPRINTS: self._fingerprints},
+            extra={**extra, _VERSION: self.version, _FINGERPRINTS: self._fingerprints},
             write_more=None if critic is None else lambda temporary: critic.save(temporary / CRITIC_FOLDER),
         )
 
-    async def load_checkpoint(self, folder: Path) -> dict[str, Any]:
-        """Go on from a checkpoint; returns its state with `step` and `extra`.
+    async def load(self, folder: Path) -> CheckpointState:
+        """Continue from a checkpoint, at its weight version; returns its state.
 
         Raises ConfigError where it lacks a critic, or where a folder beside the policy holds another model than then.
         """
@@ -251,7 +268,8 @@ class Learner:
                 "--advantage-estimator ppo. Resume it with the estimator that it was written with, or start a new run "
                 f"from its weights with --hf-checkpoint {folder}"
             )
-        for path, then in read_state(folder)["extra"].get(_FINGERPRINTS, {}).items():
+        fingerprints = read_state(folder).extra.get(_FINGERPRINTS)
+        for path, then in (fingerprints if isinstance(fingerprints, dict) else {}).items():
             if self._fingerprints.get(path, then) != then:
                 raise ConfigError(
                     f"{path} holds another model than when {folder} was written, so the KL or the distillation would "
@@ -261,6 +279,10 @@ class Learner:
         state = await self._thread.run(self.policy.load_checkpoint, folder)
         if self._critic is not None:
             await self._thread.run(self._critic.load, folder / CRITIC_FOLDER)
+        # checkpoints from before the version had a counter of its own: there it was the number of rollout steps
+        version = state.extra.get(_VERSION, state.extra.get("next_rollout", 0))
+        assert isinstance(version, int)
+        self.version = version
         return state
 
     async def save_hf(self, folder: Path) -> None:

@@ -8,20 +8,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from silva.train.packed_model import ComputeConfig
 from silva.train.packing import PackedBatch, Reduction, check_reduction, pack_batch
 from silva.train.signals import Masks, PerSample
+from silva.train.step_result import SkipReason
 from silva.types.errors import ConfigError, SilvaError
 from silva.types.rollout import TrainingSample
 
 OPTIMIZER_FILE = "optimizer.pt"
-
-SkipReason = Literal["no_trainable_tokens", "all_rejected", "nonfinite_loss", "nonfinite_gradient", "critic_only"]
-"""Why an optimizer step left weights and optimizer as they were."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

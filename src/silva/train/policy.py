@@ -16,13 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 from silva.train.advantages import AdvantageConfig, TokenAdvantages, token_advantages
-from silva.train.checkpoint import copy_side_files, read_state, write_checkpoint, write_model_folder
+from silva.train.checkpoint import CheckpointState, copy_side_files, read_state, write_checkpoint, write_model_folder
 from silva.train.losses.tokens import token_entropy, token_logprobs
 from silva.train.objective import ObjectiveConfig, RowTokens, batch_values, row_loss
-from silva.train.optimizer import ModelTrainer, SkipReason, UpdateConfig
+from silva.train.optimizer import ModelTrainer, UpdateConfig
 from silva.train.packed_model import PackedModel, load_model
 from silva.train.packing import PackedBatch, PackedRow, leave_out_too_long
 from silva.train.signals import Masks, PerSample, Signals
+from silva.train.step_result import SkipReason, StepResult
 from silva.types.errors import SilvaError
 from silva.types.rollout import TrainingSample
 
@@ -36,26 +37,6 @@ class PolicyConfig(UpdateConfig):
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     advantages: AdvantageConfig = field(default_factory=AdvantageConfig)
     seed: int = 1234
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepResult:
-    """What one optimizer step did. `metrics` (names `train/...`) holds finite numbers only.
-
-    `reason` tells why the step was skipped, that is, why weights and optimizer are what they were before; None for a
-    step that was taken. `num_tokens` counts all tokens that went through the model, `num_trainable` those with a loss.
-    """
-
-    metrics: dict[str, float]
-    reason: SkipReason | None
-    num_sessions: int
-    num_samples: int
-    num_tokens: int
-    num_trainable: int
-
-    @property
-    def skipped(self) -> bool:
-        return self.reason is not None
 
 
 class PolicyTrainer(ModelTrainer[PolicyConfig]):
@@ -158,7 +139,7 @@ class PolicyTrainer(ModelTrainer[PolicyConfig]):
         folder: str | Path,
         *,
         step: int,
-        extra: dict[str, Any],
+        extra: dict[str, object],
         write_more: Callable[[Path], None] | None = None,
     ) -> None:
         """Write a whole checkpoint to `folder`: a Hugging Face directory (float32 weights, tokenizer files of the model
@@ -186,8 +167,8 @@ class PolicyTrainer(ModelTrainer[PolicyConfig]):
         self.model.save_pretrained(folder)
         copy_side_files(self.hf_dir, folder)
 
-    def load_checkpoint(self, folder: str | Path) -> dict[str, Any]:
-        """Take weights, optimizer state and counters from `folder`; returns its state with `step` and `extra`.
+    def load_checkpoint(self, folder: str | Path) -> CheckpointState:
+        """Take weights, optimizer state and counters from `folder`; returns its state.
 
         Learning rate and weight decay stay those of this trainer's config. Raises SilvaError for a folder that
         is not whole or belongs to another model; the trainer is then not to be used further.
