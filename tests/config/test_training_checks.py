@@ -10,7 +10,6 @@ import pytest
 
 from silva.config.options import RunConfig
 from silva.config.parse import from_values
-from silva.config.training_options import TrainingOptions
 from silva.config.validate import Command, validate, validate_judgement
 from silva.config.validate_training import training_warnings
 from silva.run.learner_settings import build_schedule, policy_config
@@ -18,6 +17,7 @@ from silva.run.settings import credit_of
 from silva.train.advantages import AdvantageConfig
 from silva.train.algorithms import ALGORITHMS, SPECIAL_OPTIONS
 from silva.train.objective import ObjectiveConfig
+from silva.train.options import TrainingOptions
 from silva.types.errors import ConfigError
 
 RECORDS = {"hf_checkpoint": "m", "load_debug_rollout_data": "{rollout_id}.jsonl"}
@@ -158,7 +158,7 @@ def test_a_run_that_trains_nothing_refuses_contradictions_as_early() -> None:
 ELSEWHERE = {
     # options that name another model or function, or that the trainer's loop reads
     *("ref_load", "opd_teacher", "custom_tis_function_path", "critic_lr", "value_clip", "num_critic_only_steps"),
-    *("max_token_staleness", "num_steps_per_rollout"),
+    *("max_token_staleness", "num_steps_per_rollout", "global_batch_size"),
 }
 IN_EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
     **{

@@ -5,29 +5,88 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import math
-import reprlib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, fields
+from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+import msgspec
 import tomli_w
 
-from silva.config.options import LATER, RunConfig, later_sentence
-from silva.config.training_options import TrainingOptions
+from silva.config.options import GROUPS, LATER, RunConfig, later_sentence
 from silva.types.errors import ConfigError
 from silva.types.option import OptionInfo, flag_of
 
-_UNSET: Any = object()
-
 MAX_WHOLE = (1 << 63) - 1
-"""What TOML, and every library that takes such a number, can hold."""
+"""What TOML, and every library that takes such a number, can represent."""
 MAX_NUMBER = 1e30
-"""Options meet float32, which ends at 3e38: where a larger one would meet a 0 there, it made a NaN."""
+"""Options meet float32, which ends at 3e38: a larger one times 0 would become a NaN."""
 
-_METAVARS = {"int": "N", "float": "X", "str": "TEXT", "json": "JSON"}
+_UNSET = object()
+_LIMITS: Mapping[type, float] = {int: MAX_WHOLE, float: MAX_NUMBER}
+_TEXT = r"\A[^\x00\ud800-\udfff]*\Z"
+"""What paths, environments and TOML can contain: bytes of the command line that are not UTF-8 arrive as surrogates."""
+_METAVARS: Mapping[type, str] = {int: "N", float: "X", str: "TEXT", dict: "JSON"}
+_WORDS: Mapping[type, str] = {
+    int: "a whole number",
+    float: "a finite number",
+    str: "a text in UTF-8 without NUL",
+    bool: "true or false",
+    dict: "a JSON object",
+}
+_MAX_SHOWN = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """One option of the union, made of its field.
+
+    Example: `--rollout-stop-token-ids` has kind `list`, item `int`, no choices, default `[]`.
+    """
+
+    name: str
+    info: OptionInfo
+    default: object
+    kind: type
+    """int, float, bool, str (a choice too), list or dict."""
+    item: type
+    """The type of the items of a list; else `kind`."""
+    choices: tuple[str, ...]
+    """All values allowed; empty where any value of the type may be allowed."""
+
+    @property
+    def accepted(self) -> object:
+        """The type that msgspec converts a value to, with its bounds."""
+        item: object = self.item
+        if self.choices:
+            item = Annotated[str, msgspec.Meta(pattern=rf"\A({'|'.join(map(re.escape, self.choices))})\Z")]
+        elif self.item is str:
+            item = Annotated[str, msgspec.Meta(pattern=_TEXT, min_length=int(self.kind is str))]
+        elif (limit := _LIMITS.get(self.item)) is not None:
+            low = -limit if self.info.low is None else self.info.low
+            high = limit if self.info.high is None else self.info.high
+            open_low = self.info.low_open
+            item = Annotated[self.item, msgspec.Meta(gt=low, le=high) if open_low else msgspec.Meta(ge=low, le=high)]
+        return list[item] if self.kind is list else item
+
+    def allowed(self, *, limit: bool = False) -> str:
+        """What a value must be, in words; with `limit`, also the magnitude that no number may exceed."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        bounds: list[str] = []
+        if self.info.low is not None:
+            bounds.append(f"{'above' if self.info.low_open else 'of at least'} {self.info.low:g}")
+        high = _LIMITS.get(self.item) if limit and self.info.high is None else self.info.high
+        if high is not None:
+            bounds.append(f"at most {high if self.item is int else f'{high:g}'}")
+        words = " ".join((_WORDS[self.item], " and ".join(bounds))).strip()
+        if self.kind is list:
+            return f"a list, each item {words}"
+        return f"{words} that is not empty" if self.kind is str else words
 
 
 class _Extend(argparse.Action):
@@ -37,84 +96,86 @@ class _Extend(argparse.Action):
         self,
         parser: argparse.ArgumentParser,
         namespace: argparse.Namespace,
-        values: Any,
+        values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        held = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, list(values) if held is _UNSET else [*held, *values])
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [*([] if before is _UNSET else before), *(values or ())])
 
 
-def option_fields() -> dict[str, tuple[Field[Any], OptionInfo]]:
-    """Every built option by name."""
-    return {item.name: (item, item.metadata["option"]) for item in fields(RunConfig)}
+@cache
+def options() -> Mapping[str, Option]:
+    """Every built option by name, in the order of the help page."""
+    types, defaults = get_type_hints(RunConfig), RunConfig()
+    infos: dict[str, OptionInfo] = {item.name: item.metadata["option"] for item in fields(RunConfig)}
+    declared = [name for cls in RunConfig.__mro__ for name in vars(cls).get("__annotations__", ())]
+    declared.sort(key=lambda name: GROUPS.index(infos[name].group))
+    return {name: _option(name, infos[name], types[name], getattr(defaults, name)) for name in declared}
+
+
+def _option(name: str, info: OptionInfo, annotation: object, default: object) -> Option:
+    parts = get_args(annotation)
+    plain = next(part for part in parts if part is not NoneType) if NoneType in parts else annotation
+    kind = get_origin(plain) or plain
+    choices = info.choices or (() if isinstance(kind, type) else get_args(plain))
+    kind = kind if isinstance(kind, type) else str
+    item = get_args(plain)[0] if kind is list else kind
+    return Option(name=name, info=info, default=default, kind=kind, item=item, choices=choices)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give a command every option, in groups; those whose part is not built stand in a group of their own."""
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    options = option_fields().items()
-    # inherited fields come first in a class; the help starts with its own all the same
-    inherited = {item.name for item in fields(TrainingOptions)}
-    for name, (item, info) in sorted(options, key=lambda option: option[0] in inherited):
-        if info.group not in groups:
-            groups[info.group] = parser.add_argument_group(info.group)
-        _add_flag(groups[info.group], name, item, info)
+    """Give a command every option, in groups; those whose part is not built are listed in a group of their own."""
+    groups = {title: parser.add_argument_group(title) for title in GROUPS}
+    for option in options().values():
+        _add_flag(groups[option.info.group], option)
     later = parser.add_argument_group("not built yet (refused)")
     for name, (count, part) in LATER.items():
-        nargs: dict[str, Any] = {"0": {"action": "store_true"}, "+": {"nargs": "+"}}.get(count, {})
-        later.add_argument(flag_of(name), dest=name, default=_UNSET, help=f"Belongs to {part}.", **nargs)
+        action = "store_true" if count == "0" else "store"
+        later.add_argument(flag_of(name), dest=name, default=_UNSET, action=action, help=f"Belongs to {part}.")
 
 
-def _add_flag(group: argparse._ArgumentGroup, name: str, item: Field[Any], info: OptionInfo) -> None:
-    default = None if item.default is MISSING else item.default
-    untold = default is None or default is False or "default" in info.help
-    shown = "" if untold else f" (default: {default:g})" if info.kind == "float" else f" (default: {default})"
-    more: dict[str, Any] = {"dest": name, "default": _UNSET, "help": (info.help + shown).replace("%", "%%")}
-    if info.kind == "bool":
-        group.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, **more)
-        return
-    if info.kind in ("list", "intlist"):
-        more["nargs"], more["action"] = "+", _Extend
-    if info.kind == "choice" and info.metavar is None:
-        more["metavar"] = "{" + ",".join(info.choices) + "}"
-    elif info.metavar or info.kind in _METAVARS:
-        more["metavar"] = info.metavar or _METAVARS[info.kind]
-    group.add_argument(flag_of(name), **more)
+def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
+    info, default = option.info, option.default
+    named = default is None or default is False or isinstance(default, list | dict) or "default" in info.help
+    shown = "" if named else f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+    more: dict[str, Any] = {"dest": option.name, "default": _UNSET, "help": (info.help + shown).replace("%", "%%")}
+    if option.kind is bool:
+        more["action"] = argparse.BooleanOptionalAction
+    elif option.kind is list:
+        more |= {"nargs": "+", "action": _Extend, "metavar": info.metavar}
+    else:
+        choices = "{" + ",".join(option.choices) + "}" if option.choices else None
+        more["metavar"] = info.metavar or choices or _METAVARS[option.kind]
+    group.add_argument(flag_of(option.name), **more)
 
 
-def resolve(namespace: argparse.Namespace, *, base: Mapping[str, Any] | None = None) -> RunConfig:
+def resolve(namespace: argparse.Namespace, *, base: Mapping[str, object] | None = None) -> RunConfig:
     """The options in force: `base` (a resumed run's), then the `--config` file, then the command line.
 
     Raises ConfigError that names the option, its value and what is allowed.
     """
-    values: dict[str, Any] = dict(base or {})
-    config_path = getattr(namespace, "config", None)
-    if config_path is not None:
-        values.update(read_config_file(Path(config_path)))
+    given = {name: value for name, value in vars(namespace).items() if value is not _UNSET}
+    from_file = {} if given.get("config") is None else read_config_file(Path(given["config"]))
     for name in LATER:
-        if getattr(namespace, name, _UNSET) is not _UNSET:
+        if name in given:
             raise ConfigError(later_sentence(name))
-    for name in option_fields():
-        given = getattr(namespace, name, _UNSET)
-        if given is not _UNSET:
-            values[name] = given
-    return from_values(values)
+    from_line = {name: given[name] for name in options() if name in given}
+    return from_values({**(base or {}), **from_file, **from_line})
 
 
-def read_config_file(path: Path) -> dict[str, Any]:
+def read_config_file(path: Path) -> dict[str, object]:
     """Options of a TOML file by name. Raises ConfigError for an unreadable file or an unknown key."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"config file {path}: {error.strerror or error}") from error
     except ValueError as error:  # of a number with thousands of digits it is no TOMLDecodeError
         raise ConfigError(f"config file {path} is not valid TOML: {error}") from error
-    known = option_fields()
     for name in values:
         if name in LATER:
             raise ConfigError(f"config file {path}: {later_sentence(name)}")
-        if name not in known:
-            close = difflib.get_close_matches(name, list(known), n=1)
+        if name not in options():
+            close = difflib.get_close_matches(name, list(options()), n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             if isinstance(values[name], dict):
                 hint += "; tables are not used here, put the options at the top of the file"
@@ -122,11 +183,10 @@ def read_config_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def from_values(values: Mapping[str, Any]) -> RunConfig:
+def from_values(values: Mapping[str, object]) -> RunConfig:
     """A RunConfig of raw values (text from the command line, TOML values from a file), each checked."""
-    known = option_fields()
-    checked = {name: _checked(name, value, known[name][1]) for name, value in values.items() if value is not None}
-    return RunConfig(**checked)
+    checked = {name: _read(options()[name], value) for name, value in values.items() if value is not None}
+    return msgspec.convert(checked, RunConfig)
 
 
 def write_config_file(config: RunConfig, path: Path) -> None:
@@ -135,114 +195,26 @@ def write_config_file(config: RunConfig, path: Path) -> None:
     path.write_text(tomli_w.dumps(values), encoding="utf-8")
 
 
-def _checked(name: str, value: Any, info: OptionInfo) -> Any:
-    readers = {
-        "str": _read_text,
-        "int": _read_int,
-        "float": _read_float,
-        "bool": _read_bool,
-        "json": _read_object,
-        "choice": _read_choice,
-        "list": _read_texts,
-        "intlist": _read_ints,
-    }
-    return readers[info.kind](name, value, info)
-
-
-def _read_text(name: str, value: Any, info: OptionInfo) -> str:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{flag_of(name)} is {value!r}; it must be a text that is not empty")
-    _check_characters(name, value)
-    return value
-
-
-def _check_characters(name: str, value: str) -> None:
-    """Refuse what no path, environment or config file can hold, such as bytes of the command line that are no UTF-8."""
-    if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
-        raise ConfigError(f"{flag_of(name)} is {value!r}; it must be a text in UTF-8 without NUL")
-
-
-def _read_int(name: str, value: Any, info: OptionInfo) -> int:
-    try:
-        if isinstance(value, (bool, float)):
-            raise ValueError
-        number = int(value)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{flag_of(name)} is {value!r}; it must be a whole number") from error
-    _check_bounds(name, number, info)
-    return number
-
-
-def _read_float(name: str, value: Any, info: OptionInfo) -> float:
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        number = float(value)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{flag_of(name)} is {value!r}; it must be a number") from error
-    except OverflowError:
-        number = math.inf if value > 0 else -math.inf
-    if not math.isfinite(number):
-        raise ConfigError(f"{flag_of(name)} is {reprlib.repr(value)}; it must be a finite number")
-    _check_bounds(name, number, info)
-    return number
-
-
-def _check_bounds(name: str, number: float, info: OptionInfo) -> None:
-    below = info.low is not None and (number <= info.low if info.low_open else number < info.low)
-    if below:
-        word = "above" if info.low_open else "at least"
-        raise ConfigError(f"{flag_of(name)} is {number}; it must be {word} {info.low:g}")
-    if info.high is not None and number > info.high:
-        raise ConfigError(f"{flag_of(name)} is {number}; it must be at most {info.high:g}")
-    if abs(number) > (MAX_WHOLE if isinstance(number, int) else MAX_NUMBER):
-        limit = MAX_WHOLE if isinstance(number, int) else f"{MAX_NUMBER:g}"
-        raise ConfigError(f"{flag_of(name)} is {reprlib.repr(number)}; its magnitude must be at most {limit}")
-
-
-def _read_bool(name: str, value: Any, info: OptionInfo) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{flag_of(name)} is {value!r}; it must be true or false")
-    return value
-
-
-def _read_object(name: str, value: Any, info: OptionInfo) -> dict[str, Any]:
-    if isinstance(value, str):
+def _read(option: Option, value: object) -> object:
+    flag = flag_of(option.name)
+    if option.kind is dict and isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise ConfigError(f"{flag_of(name)} is {value!r}; it must be a JSON object ({error})") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{flag_of(name)} is {value!r}; it must be a JSON object")
-    return value
-
-
-def _read_choice(name: str, value: Any, info: OptionInfo) -> str:
-    if value in info.later_choices:
-        raise ConfigError(f"{flag_of(name)} {value} is not built in this version of Silva yet; use {_listed(info)}")
-    if value not in info.choices:
-        close = difflib.get_close_matches(str(value), info.choices, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise ConfigError(f"{flag_of(name)} is {value!r}{hint}; it must be one of {', '.join(info.choices)}")
-    return value
-
-
-def _listed(info: OptionInfo) -> str:
-    *first, last = info.choices
-    return f"{', '.join(first)} or {last}" if first else last
-
-
-def _read_texts(name: str, value: Any, info: OptionInfo) -> list[str]:
-    if isinstance(value, dict):
+            raise ConfigError(f"{flag} is {value!r}; it must be a JSON object ({error})") from error
+    if option.kind is list and isinstance(value, dict):
         value = [f"{key}={item}" for key, item in value.items()]
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ConfigError(f"{flag_of(name)} is {value!r}; it must be a list of texts")
-    for item in value:
-        _check_characters(name, item)
-    return list(value)
-
-
-def _read_ints(name: str, value: Any, info: OptionInfo) -> list[int]:
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ConfigError(f"{flag_of(name)} is {value!r}; it must be a list of whole numbers")
-    return [_read_int(name, item, info) for item in value]
+    if value in option.info.later_choices:
+        use = " or ".join(filter(None, (", ".join(option.choices[:-1]), option.choices[-1])))
+        raise ConfigError(f"{flag} {value} is not built in this version of Silva yet; use {use}")
+    # the command line writes numbers as text; a file must write a number as a number and true as true
+    strict = option.kind is bool or not isinstance(value, str | list)
+    try:
+        return msgspec.convert(value, option.accepted, strict=strict)
+    except msgspec.ValidationError as error:
+        close = difflib.get_close_matches(str(value), option.choices, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        # the limit of all numbers is named only where a number exceeded it
+        allowed = option.allowed(limit="<=" in str(error))
+        shown = repr(value) if len(repr(value)) <= _MAX_SHOWN else repr(value)[:_MAX_SHOWN] + "..."
+        raise ConfigError(f"{flag} is {shown}{hint}; it must be {allowed}") from error

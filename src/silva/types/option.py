@@ -1,24 +1,45 @@
-"""One option: what a field of the configuration says of itself."""
+"""One option: what a field of an options class says of itself.
+
+An options class is a frozen dataclass in the room that uses it. Each field is one option: its name is the flag, its
+annotation the type, its default the only place of that default.
+
+    @dataclass(frozen=True, kw_only=True)
+    class AgentOptions:
+        agent_timeout: float = opt("agent", 1800.0, "Most seconds of active time ...", low=0, low_open=True)
+
+is `--agent-timeout`, listed under "agent" in the help.
+"""
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptionInfo:
-    """How one field is read from the command line and checked."""
+    """What the annotation of an option does not say."""
 
     group: str
+    """Heading of the help page under which the option stands."""
     help: str
-    kind: str
+    """One sentence, with the unit."""
     choices: tuple[str, ...] = ()
+    """The allowed values where the annotation is no `Literal` of them, else empty."""
     later_choices: tuple[str, ...] = ()
+    """Values that are refused because what they name is not built yet."""
     low: float | None = None
+    """The smallest number allowed; None for no bound."""
     high: float | None = None
+    """The largest number allowed; None for no bound."""
     low_open: bool = False
+    """The value must be above `low`, not at least `low`."""
     metavar: str | None = None
+    """What the help shows for the value; None for a word that fits the type."""
 
 
 def flag_of(name: str) -> str:
@@ -26,9 +47,30 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def opt(group: str, kind: str, default: Any, help: str, **more: Any) -> Any:
+def opt(
+    group: str,
+    default: T,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    later_choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+    low_open: bool = False,
+    metavar: str | None = None,
+) -> T:
     """A dataclass field that carries its OptionInfo."""
-    info = OptionInfo(group=group, help=help, kind=kind, **more)
-    if type(default) in (list, dict):
-        return field(default_factory=default.copy, metadata={"option": info})
+    info = OptionInfo(
+        group=group,
+        help=help,
+        choices=choices,
+        later_choices=later_choices,
+        low=low,
+        high=high,
+        low_open=low_open,
+        metavar=metavar,
+    )
+    make = partial(copy, default)
+    if isinstance(default, list | dict):
+        return field(default_factory=make, metadata={"option": info})
     return field(default=default, metadata={"option": info})

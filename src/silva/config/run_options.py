@@ -1,0 +1,60 @@
+"""Options of the loop of a run, above all rooms that have options of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from silva.types.option import opt
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How long a run is, what it keeps, and which half of it runs."""
+
+    run_dir: str | None = opt("run", None, "Folder of this run's files (default: runs/<date-time>).", metavar="FOLDER")
+    num_rollout: int | None = opt("run", None, "Number of rollout steps in all.", low=1)
+    num_epoch: int | None = opt(
+        "run", None, "Passes over the prompt data; the smaller of this and --num-rollout ends the run.", low=1
+    )
+    save_interval: int | None = opt(
+        "run",
+        None,
+        "Write a checkpoint every N rollout steps, and at the end (default: never); the last 2 are kept.",
+        low=1,
+    )
+    save_hf: str | None = opt(
+        "run", None, "Folder for the final weights in Hugging Face form (default: not written).", metavar="FOLDER"
+    )
+    log_passrate: bool = opt(
+        "reward", False, "Add pass@k to the metrics: how likely one of k sessions of a prompt has reward 1."
+    )
+    save_debug_rollout_data: str | None = opt(
+        "records",
+        None,
+        "File for each rollout's samples as JSON lines; {rollout_id} in the path stands for the step.",
+        metavar="FILE",
+    )
+    load_debug_rollout_data: str | None = opt(
+        "records",
+        None,
+        "Train on the recorded samples of such files instead of running agents; needs {rollout_id} in the path too.",
+        metavar="FILE",
+    )
+    debug_train_only: bool = opt(
+        "records", False, "Start no engine, gateway or agent: what --load-debug-rollout-data does by itself."
+    )
+    debug_rollout_only: bool = opt(
+        "records", False, "silva train: collect groups and credit as in training, but update nothing."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """What is evaluated, and when."""
+
+    eval_interval: int | None = opt(
+        "eval", None, "Evaluate every N rollout steps, before the first and at the end (default: never).", low=1
+    )
+    eval_prompt_data: list[str] = opt(
+        "eval", [], "Pairs of a name and a JSON Lines or Parquet file.", metavar="NAME PATH"
+    )

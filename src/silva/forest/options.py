@@ -1,0 +1,27 @@
+"""Options of matching: when a request continues a conversation that is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from silva.forest.echo import EchoMatch
+from silva.forest.profiles import PROFILES
+from silva.types.option import opt
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchOptions:
+    """How the history of a request is compared with committed turns."""
+
+    agentic_echo_match: EchoMatch = opt(
+        "matching",
+        "lenient",
+        "How an echoed assistant message is compared with what was sent; lenient forgives trimmed blanks, "
+        "dropped reasoning and renamed call ids.",
+    )
+    agentic_profiles: list[str] = opt(
+        "matching",
+        ["auto"],
+        f"Noise of system prompts that makes no new state: auto (what is found; default), none, {', '.join(PROFILES)}.",
+        metavar="NAME",
+    )

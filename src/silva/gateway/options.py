@@ -1,0 +1,44 @@
+"""Options of the gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from silva.types.option import opt
+
+ResponsesEvents = Literal["full", "minimal"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayOptions:
+    """Where the model API listens and how it answers."""
+
+    gateway_host: str = opt("gateway", "127.0.0.1", "Address that the model API listens on.", metavar="HOST")
+    gateway_port: int = opt(
+        "gateway", 0, "Port of the model API; 0 takes a free one.", low=0, high=65535, metavar="PORT"
+    )
+    gateway_advertised_url: str | None = opt(
+        "gateway",
+        None,
+        "Base URL that agents get as RELAX_BASE_URL, where they run elsewhere (default: the listening address).",
+        metavar="URL",
+    )
+    agentic_disconnect_grace_s: float = opt(
+        "gateway",
+        30.0,
+        "Seconds that a turn is kept for a repeated request after its client went away; then it ends uncommitted.",
+        metavar="SECONDS",
+        low=0,
+    )
+    agentic_sse_data_heartbeat_s: float | None = opt(
+        "gateway",
+        None,
+        "Seconds between heartbeats that count as data, for clients that heed no comments (default: off).",
+        metavar="SECONDS",
+        low=0,
+        low_open=True,
+    )
+    agentic_responses_events: ResponsesEvents = opt(
+        "gateway", "full", "Events of a Responses stream: the full sequence of each item, or only its output_item.done."
+    )

@@ -1,0 +1,191 @@
+"""Options of algorithm and training. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from silva.train.algorithms import ALGORITHMS
+from silva.types.option import opt
+
+KlType = Literal["k1", "k2", "k3", "low_var_kl"]
+TisLevel = Literal["token", "sequence", "geometric"]
+TisMode = Literal["truncate", "mask"]
+Reduction = Literal["session_mean", "per_token", "seq_mean_token_sum_norm"]
+ScheduleKind = Literal["constant", "cosine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipOptions:
+    """The clip range of the policy ratio."""
+
+    eps_clip: float = opt("algorithm", 0.2, "Lower clip distance of the policy ratio.", low=0, low_open=True, high=1)
+    eps_clip_high: float | None = opt(
+        "algorithm", None, "Upper clip distance (default: --eps-clip).", low=0, low_open=True
+    )
+    eps_clip_c: float | None = opt(
+        "algorithm", None, "Dual clip bound for negative advantages, above 1 (default: off).", low=1, low_open=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KlOptions:
+    """The KL to the reference model in the loss."""
+
+    use_kl_loss: bool = opt(
+        "algorithm",
+        False,
+        "Add the KL to the reference model to the loss; it is measured even where --kl-loss-coef is 0.",
+    )
+    kl_loss_coef: float = opt("algorithm", 0.0, "Weight of that term.", low=0)
+    kl_loss_type: KlType = opt("algorithm", "k1", "Its estimator of each token.")
+    use_unbiased_kl: bool = opt("algorithm", False, "Multiply that estimate by the policy ratio, with its gradient.")
+    ref_load: str | None = opt(
+        "model", None, "Hugging Face folder of the reference model (default: the start model).", metavar="FOLDER"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TisOptions:
+    """Weights for tokens that the engine and the trainer find unequally likely."""
+
+    use_tis: bool = opt(
+        "algorithm", False, "Weigh tokens by how likely the trainer finds them over how likely the engine found them."
+    )
+    tis_clip: float = opt("algorithm", 2.0, "Upper end of the band of that weight.", low=0, low_open=True)
+    tis_clip_low: float = opt("algorithm", 0.0, "Lower end of the band of that weight.", low=0)
+    tis_level: TisLevel = opt(
+        "algorithm",
+        "token",
+        "Whose weight it is: the token's, its sequence's, or the geometric mean over the sequence.",
+    )
+    tis_mode: TisMode = opt("algorithm", "truncate", "Outside of the band the weight is its end, or 0.")
+    custom_tis_function_path: str | None = opt(
+        "algorithm",
+        None,
+        "Function f(args, old_logprobs, rollout_logprobs) that gives the weights of a sequence, as module.function.",
+        metavar="PATH",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageOptions:
+    """From credit to advantages."""
+
+    advantage_estimator: str = opt(
+        "algorithm",
+        "grpo",
+        "How rewards become credit and advantages, and which policy loss goes with them (docs/algorithms.md).",
+        choices=tuple(ALGORITHMS),
+    )
+    disable_grpo_std_normalization: bool = opt(
+        "algorithm", False, "Centre rewards in their group without dividing by their spread."
+    )
+    normalize_advantages: bool = opt(
+        "algorithm", False, "Whiten the advantages over all trainable tokens of the global batch."
+    )
+    gamma: float = opt(
+        "algorithm", 1.0, "Discount from trainable token to trainable token in returns and GAE.", low=0, high=1
+    )
+    lambd: float = opt("algorithm", 1.0, "Lambda of GAE: 1 trusts the outcome, 0 the critic.", low=0, high=1)
+    kl_coef: float = opt(
+        "algorithm", 0.0, "Weight of the KL to the reference model in the reward of each token.", low=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossOptions:
+    """What is minimised."""
+
+    entropy_coef: float = opt("algorithm", 0.0, "Weight of the entropy of each token, which is then kept high.", low=0)
+    use_opsm: bool = opt(
+        "algorithm",
+        False,
+        "Leave sequences with negative credit out of the policy loss where the policy went far since.",
+    )
+    opsm_delta: float = opt(
+        "algorithm", 0.0001, "How far: mean over the sequence of recorded minus present log-prob.", low=0
+    )
+    use_rollout_logprobs: bool = opt(
+        "algorithm", False, "Take the engine's recorded log-probs as those of the old policy."
+    )
+    opd_coef: float = opt("algorithm", 0.0, "Weight of on-policy distillation from --opd-teacher.", low=0)
+    opd_teacher: str | None = opt(
+        "algorithm",
+        None,
+        "Teacher with the same tokenizer: a Hugging Face folder, or the address of an SGLang server.",
+        metavar="FOLDER|URL",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateOptions:
+    """How a model is updated."""
+
+    lr: float = opt("training", 1e-6, "Learning rate of AdamW.", low=0)
+    weight_decay: float = opt("training", 0.0, "Weight decay of AdamW.", low=0)
+    clip_grad: float = opt("training", 1.0, "Largest norm of the gradient.", low=0, low_open=True)
+    micro_batch_size: int = opt(
+        "training", 1, "Samples of one packed row, which is one forward and backward pass.", low=1
+    )
+    use_dynamic_batch_size: bool = opt(
+        "training",
+        False,
+        "Pack as many samples into a row as --max-tokens-per-gpu allows, instead of --micro-batch-size.",
+    )
+    max_tokens_per_gpu: int | None = opt(
+        "training", None, "Most tokens of one packed row with --use-dynamic-batch-size; no sample may have more.", low=1
+    )
+    calculate_per_token_loss: bool = opt(
+        "algorithm", False, "Weigh every trainable token alike; same as --loss-reduction per_token."
+    )
+    loss_reduction: Reduction | None = opt("algorithm", None, "How token losses are averaged (default: session_mean).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticOptions:
+    """How the critic is trained."""
+
+    critic_lr: float | None = opt("algorithm", None, "Learning rate of the critic (default: --lr).", low=0)
+    value_clip: float = opt(
+        "algorithm", 0.2, "How far a value may move from that before the update and count; 0 is without limit.", low=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """What a step of training takes."""
+
+    global_batch_size: int | None = opt(
+        "rollout",
+        None,
+        "Sessions of one optimizer step (default: --rollout-batch-size times --n-samples-per-prompt).",
+        low=1,
+    )
+    num_steps_per_rollout: int | None = opt(
+        "training",
+        None,
+        "Optimizer steps that the sessions of one rollout step are split into (default: by --global-batch-size).",
+        low=1,
+    )
+    lr_schedule: ScheduleKind = opt(
+        "training",
+        "constant",
+        "Course of the learning rate behind the warm-up; cosine falls to --min-lr at the end of the run.",
+    )
+    warmup: int = opt("training", 0, "Rollout steps in which the learning rate rises to --lr.", low=0)
+    min_lr: float = opt("training", 0.0, "Learning rate that --lr-schedule cosine ends with.", low=0)
+    max_token_staleness: int | None = opt(
+        "async",
+        None,
+        "Train steps that the weights behind a token may be old for it to be trained (default: any).",
+        low=0,
+    )
+    num_critic_only_steps: int = opt("algorithm", 0, "Rollout steps at the start that train the critic alone.", low=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(
+    AdvantageOptions, ClipOptions, KlOptions, TisOptions, LossOptions, CriticOptions, UpdateOptions, StepOptions
+):
+    """All options of algorithm and training."""
