@@ -11,12 +11,12 @@ from gateway_serve import Json, serving
 from silva.codec import TurnCodec
 from silva.forest.identity import message_digest
 from silva.forest.session_forest import SessionForest
-from silva.turns.model_request import ModelRequest
-from silva.turns.room import refuse_hopeless
+from silva.turns.refusals import refuse_hopeless
 from silva.types.errors import RequestError
 from silva.types.messages import Conversation, Message, ToolCall
 from silva.types.turn import TurnOptions
 from silva.wire.fields import MAX_IGNORED_NAMES, MAX_MESSAGES
+from silva.wire.model_request import ModelRequest
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 CALLED = Message(role="assistant", tool_calls=tuple(ToolCall(id=f"c{i}", name="f", arguments="{}") for i in range(60)))

@@ -19,7 +19,7 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 async def app(scope, receive, send) -> None:
-    await send_json(send, 200, b"{}")
+    await send_json(send, 200, {})
 
 
 async def test_a_taken_port_is_a_config_error_with_the_address():
@@ -46,7 +46,7 @@ async def test_connections_do_not_wait_for_acknowledgements():
     async def looking(scope, receive, send) -> None:
         transport = next(iter(server._server.server_state.connections)).transport
         seen.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-        await send_json(send, 200, b"{}")
+        await send_json(send, 200, {})
 
     server = GatewayServer(looking, ServerSettings())
     await server.start()

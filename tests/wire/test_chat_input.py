@@ -6,21 +6,21 @@ import json
 from typing import Any
 
 import pytest
-from dialect_input import JSON, BodyReader, messages_of
+from body_reader import JSON, BodyReader, messages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silva.forest.identity import message_digest, root_key
-from silva.gateway.chat import ChatDialect
 from silva.types.errors import RequestError
 from silva.types.messages import Message
+from silva.wire.chat_format import ChatFormat
 from silva.wire.history import MAX_PLAIN_BYTES, HistoryCache
 from silva.wire.images import RequestImages
 
 USER = {"role": "user", "content": "hi"}
 
 
-BODIES = BodyReader(ChatDialect())
+BODIES = BodyReader(ChatFormat())
 parse, refusal = BODIES.parse, BODIES.refusal
 
 
@@ -176,16 +176,16 @@ def test_tools_are_flattened_skipped_and_recorded():
 
 
 def test_an_unchanged_history_is_not_read_again(monkeypatch: pytest.MonkeyPatch):
-    from silva.gateway import chat
+    from silva.wire import chat_format
 
     read: list[str] = []
-    original = chat.project_message
+    original = chat_format.project_message
 
     def counting(raw: Any, at: str, images: RequestImages) -> Message:
         read.append(at)
         return original(raw, at, images)
 
-    monkeypatch.setattr(chat, "project_message", counting)
+    monkeypatch.setattr(chat_format, "project_message", counting)
     history = HistoryCache()
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"{n} " + "x" * n} for n in range(150)]
     first = parse({"messages": messages}, history)

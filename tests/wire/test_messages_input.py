@@ -6,19 +6,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from dialect_input import JSON, BodyReader, messages_of
+from body_reader import JSON, BodyReader, messages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silva.forest.identity import root_key
-from silva.gateway.chat import ChatDialect
-from silva.gateway.messages import MessagesDialect
-from silva.turns.model_request import ModelRequest
 from silva.types.errors import RequestError
+from silva.wire.chat_format import ChatFormat
 from silva.wire.history import HistoryCache
+from silva.wire.messages_format import MessagesFormat
+from silva.wire.model_request import ModelRequest
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
-BODIES = BodyReader(MessagesDialect())
+BODIES = BodyReader(MessagesFormat())
 
 
 def parse(body: Any, history: HistoryCache | None = None) -> ModelRequest:
@@ -79,7 +79,7 @@ def test_a_tool_is_the_same_as_in_chat():
     )
     functions = [{"name": "f", "description": "d", "parameters": schema}, {"name": "g"}]
     chat = {"messages": [USER], "tools": [{"type": "function", "function": function} for function in functions]}
-    theirs = ChatDialect().parse(msgspec.json.encode(chat), HistoryCache())
+    theirs = ChatFormat().parse(msgspec.json.encode(chat), HistoryCache())
     assert root_key(ours.conversation) == root_key(theirs.conversation)
     assert ours.options.ignored_fields == ("tools[2]:web_search_20250305",)
 

@@ -7,16 +7,16 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from dialect_input import JSON, BodyReader, messages_of
+from body_reader import JSON, BodyReader, messages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silva.forest.identity import message_digest, root_key
-from silva.gateway.responses import ResponsesDialect
 from silva.types.errors import RequestError
 from silva.types.messages import Message, ToolCall
 from silva.wire.content import Content
 from silva.wire.history import HistoryCache
+from silva.wire.responses_format import ResponsesFormat
 
 USER = {"role": "user", "content": "hi"}
 REASONING = {"type": "reasoning", "id": "rs_x", "summary": [{"type": "summary_text", "text": "hm"}]}
@@ -30,7 +30,7 @@ CALL = {"type": "function_call", "id": "fc_x", "call_id": "c1", "name": "f", "ar
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "42"}
 
 
-BODIES = BodyReader(ResponsesDialect())
+BODIES = BodyReader(ResponsesFormat())
 parse, refusal = BODIES.parse, BODIES.refusal
 
 

@@ -11,22 +11,16 @@ from typing import Any
 
 import msgspec
 
-from silva.gateway.chat import ChatDialect
-from silva.gateway.dialect import Dialect
-from silva.gateway.messages import MessagesDialect
-from silva.gateway.responses import ResponsesDialect
 from silva.types.errors import ConfigError, RequestError, system_reason
 from silva.types.messages import JsonObject, Message
 from silva.wire.chat_input import project_message as chat_message
+from silva.wire.formats import FORMATS
 from silva.wire.history import HistoryCache
 from silva.wire.images import RequestImages
 from silva.wire.messages_input import project_message as messages_message
-from silva.wire.recording_head import KEPT_HEADERS, MODEL_ROUTES, route_of
+from silva.wire.recording_head import KEPT_HEADERS, route_of
 from silva.wire.responses_input import InputHistory
 
-DIALECTS: Mapping[str, Dialect] = dict(
-    zip(MODEL_ROUTES, (ChatDialect(), ResponsesDialect(), MessagesDialect()), strict=True)
-)
 DEFAULT_SESSION = "replay"
 MAX_HEADER_CHARS = 1024
 _MAX_SHOWN_FAULTS = 10
@@ -36,7 +30,7 @@ _SSE_LINE = re.compile(r"\r\n|\r|\n")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRequest:
-    """One model request. `route` is a key of DIALECTS, `answer` what the model is known to have said (None: unknown).
+    """One model request. `route` is a key of FORMATS, `answer` what the model is known to have said (None: unknown).
 
     `headers` are those of KEPT_HEADERS, by their names in lower case; `items` are the items of a recorded Responses
     answer by their ids.
@@ -85,7 +79,7 @@ def read_recording(path: Path) -> Recording:
         shown = "\n".join(faults[:_MAX_SHOWN_FAULTS])
         raise ConfigError(f"--replay {path} holds {len(faults)} bad line(s):\n{shown}{more}")
     if not sessions:
-        routes = ", ".join(f".../{route}" for route in DIALECTS)
+        routes = ", ".join(f".../{route}" for route in FORMATS)
         raise ConfigError(f"--replay {path} holds no model request (a POST to {routes})")
     return Recording(sessions=sessions, num_others=num_others)
 

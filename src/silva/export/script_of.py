@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from silva.export.recordings import DIALECTS, RecordedRequest
+from silva.export.recordings import RecordedRequest
 from silva.forest.profiles import PROFILES, Canonicaliser
 from silva.parsers import TurnParser
-from silva.turns.model_request import ModelRequest
 from silva.types.errors import RequestError
 from silva.types.messages import JsonObject, Message
+from silva.wire.formats import FORMATS
 from silva.wire.history import HistoryCache
+from silva.wire.model_request import ModelRequest
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 _ID_KEYS = frozenset({"id", "call_id", "tool_call_id", "tool_use_id"})
@@ -49,7 +50,7 @@ def _read(
     request: RecordedRequest, items: Mapping[str, JsonObject], history: HistoryCache, clean: Canonicaliser
 ) -> _Read | None:
     try:
-        read = DIALECTS[request.route].parse(json.dumps(as_sent_here(request, {}, items)).encode(), history)
+        read = FORMATS[request.route].parse(json.dumps(as_sent_here(request, {}, items)).encode(), history)
         digests, _ = clean.identify(read.digests, read.message_at)
     except (RequestError, ValueError, RecursionError):
         return None  # the replay itself will tell what is wrong with it

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypeVar
+
+import msgspec
 
 from silva.gateway.dialect import RETRY_HEADER, Dialect
 from silva.gateway.held import HeldTurn
@@ -24,6 +26,7 @@ from silva.types.clock import Clock
 from silva.types.rollout import RequestRecord
 from silva.types.turn import ApiError, TurnOptions, TurnReply
 
+T = TypeVar("T")
 HEARTBEAT_S = 15.0
 SILENT_JSON_S = 200.0
 """So long a JSON answer waits without a byte; some clients give up after 300 s without a head."""
@@ -123,17 +126,17 @@ class Answer:
             self.delivery.abort()
             await self.delivery.gone()
             return False
-        body = self.dialect.render(self.options, outcome)
+        document = self.dialect.reply(self.options, outcome)
         if self._begun:
-            await send_body(self.send, body)
+            await send_body(self.send, msgspec.json.encode(document))
         else:
-            await send_json(self.send, 200, body, self._headers())
+            await send_json(self.send, 200, document, self._headers())
         return True
 
     async def _tell_error(self, error: ApiError, headers: tuple[Header, ...] = ()) -> None:
         await send_error(self.dialect, replace(error, request_id=self.record.request_id), self.send, headers)
 
-    async def _until(self, event: asyncio.Future[Any]) -> bool:
+    async def _until(self, event: asyncio.Future[T]) -> bool:
         """Whether `event` came; False: the client went before it."""
         gone = self.delivery.gone()
         if event.done() or gone.done():

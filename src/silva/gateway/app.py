@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import msgspec
-
 from silva.gateway.answer import AnswerSettings
 from silva.gateway.chat import ChatDialect
 from silva.gateway.dialect import CountingDialect, Dialect
@@ -28,6 +26,7 @@ from silva.gateway.responses import ResponsesDialect, ResponsesEvents
 from silva.turns.session_registry import SessionRegistry
 from silva.turns.turn_service import TurnService
 from silva.types.clock import Clock
+from silva.types.messages import JsonObject
 from silva.types.turn import ApiError
 
 MOUNT = "/agentic_api"
@@ -51,13 +50,8 @@ class GatewayApp:
         dialects: Sequence[Dialect] = (ChatDialect(), ResponsesDialect(responses_events), MessagesDialect())
         self._registry = registry
         self._endpoint = ModelEndpoint(registry, turns, clock, settings)
-        self._dialects = {route: dialect for dialect in dialects for route in dialect.routes}
-        self._counting = {
-            route: dialect
-            for dialect in dialects
-            if isinstance(dialect, CountingDialect)
-            for route in dialect.count_routes
-        }
+        self._dialects = {dialect.route: dialect for dialect in dialects}
+        self._counting = {it.count_route: it for it in dialects if isinstance(it, CountingDialect)}
         self._fallback = dialects[0]
         self._routes = ", ".join(f"POST {MOUNT}/v1/{route}" for route in (*self._dialects, *self._counting))
 
@@ -68,7 +62,7 @@ class GatewayApp:
         mounted = path == MOUNT or path.startswith(MOUNT + "/")
         resource = _resource(path.removeprefix(MOUNT) if mounted else path)
         if resource in ("", "health", "api/hello") and method in ("GET", "HEAD"):
-            await send_json(send, 200, b'{"status":"ok"}')
+            await send_json(send, 200, {"status": "ok"})
         elif not mounted:
             await self._refuse(404, "not_found", f"no route {path}; the API lies under {MOUNT}", send, resource)
         elif resource in self._dialects or resource in self._counting:
@@ -113,7 +107,7 @@ class GatewayApp:
         elif (answer := await self._registry.finish(session_id, body)) is None:
             await self._refuse(404, "session_ended", f"no open session {session_id}", send)
         else:
-            await send_json(send, 200, msgspec.json.encode(answer))
+            await send_json(send, 200, answer)
 
     async def _refuse(self, status: int, code: str, message: str, send: Send, resource: str = "") -> None:
         """An error in the form of the protocol that the resource's first part belongs to."""
@@ -131,7 +125,7 @@ def _resource(path: str) -> str:
     return "/".join(parts)
 
 
-def _models(resource: str) -> bytes:
+def _models(resource: str) -> JsonObject:
     name = resource.removeprefix("models").strip("/") or MODEL_NAME
     model = {"id": name, "object": "model", "created": 0, "owned_by": "silva"}
-    return msgspec.json.encode(model if "/" in resource else {"object": "list", "data": [model]})
+    return model if "/" in resource else {"object": "list", "data": [model]}

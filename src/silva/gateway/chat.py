@@ -1,168 +1,24 @@
-"""The OpenAI Chat Completions protocol."""
+"""Chat Completions over HTTP."""
 
 from __future__ import annotations
 
-import msgspec
-
-from silva.gateway.sse import data_frame
-from silva.turns.model_request import ModelRequest
-from silva.types.errors import RequestError
-from silva.types.messages import JsonObject
-from silva.types.turn import ApiError, TokenLogprob, TurnOptions, TurnReply
-from silva.wire.chat_input import project_message
-from silva.wire.fields import (
-    ignored_names,
-    openai_error,
-    read_conversation,
-    read_history_list,
-    read_limit,
-    read_model,
-    read_stop,
-    read_stream,
-)
-from silva.wire.history import HistoryCache
-from silva.wire.images import RequestImages
-from silva.wire.json_in import RawObject, read_body, read_value, shown
-
-_READ_FIELDS = frozenset(
-    {
-        "messages",
-        "model",
-        "tools",
-        "chat_template_kwargs",
-        "max_completion_tokens",
-        "max_tokens",
-        "stop",
-        "seed",
-        "logprobs",
-        "stream",
-        "n",
-    }
-)
+from silva.gateway.sse import DONE, data_frame
+from silva.types.turn import ApiError, TurnOptions, TurnReply
+from silva.wire.chat_format import ChatFormat
 
 
-class ChatDialect:
-    """Chat Completions: parse, render, stream frames and errors."""
+class ChatDialect(ChatFormat):
+    """Chat Completions, with the frames of its streams."""
 
-    name = "chat"
-    routes = ("chat/completions",)
     request_id_headers = (b"x-request-id",)
     connected_frame = b": connected\n\n"
     heartbeat_frame = b": waiting\n\n"
 
-    def parse(self, body: bytes, history: HistoryCache) -> ModelRequest:
-        fields = read_body(body)
-        conversation, skipped = read_conversation(fields, history)
-        raws = read_history_list(fields, "messages")
-        images = RequestImages()
-        digests, messages_between = history.read(
-            len(raws),
-            lambda index: history.key(raws[index]),
-            lambda index: project_message(raws[index], f"messages[{index}]", images),
-        )
-        return ModelRequest(
-            options=_options(fields, ignored_names(fields, _READ_FIELDS, skipped)),
-            conversation=conversation,
-            digests=digests,
-            messages_between=messages_between,
-            images=images,
-        )
-
-    def render(self, options: TurnOptions, reply: TurnReply) -> bytes:
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", **_reply_message(reply, indexed=False), "refusal": None},
-            "finish_reason": _finish(reply),
-            "logprobs": _logprobs(reply),
-        }
-        return msgspec.json.encode(_envelope("chat.completion", options, reply, choice))
-
     def data_heartbeat(self, options: TurnOptions, request_id: str, created_s: float, num_early: int) -> bytes:
-        return data_frame({**_opened("chat.completion.chunk", options, request_id, created_s), "choices": []})
+        return data_frame(self.empty_chunk(options, request_id, created_s))
 
     def stream(self, options: TurnOptions, reply: TurnReply, num_early: int) -> bytes:
-        choice = {
-            "index": 0,
-            "delta": {"role": "assistant", **_reply_message(reply, indexed=True)},
-            "finish_reason": _finish(reply),
-            "logprobs": _logprobs(reply),
-        }
-        return data_frame(_envelope("chat.completion.chunk", options, reply, choice)) + b"data: [DONE]\n\n"
-
-    def error(self, error: ApiError) -> bytes:
-        return msgspec.json.encode(openai_error(error))
+        return data_frame(self.chunk(options, reply)) + DONE
 
     def stream_error(self, error: ApiError, num_early: int) -> bytes:
-        return data_frame(openai_error(error)) + b"data: [DONE]\n\n"
-
-
-def _options(fields: RawObject, ignored: tuple[str, ...]) -> TurnOptions:
-    num = read_value(fields.get("n"), "n")
-    if num is not None and (isinstance(num, bool) or num != 1):
-        raise RequestError(f"n is {shown(num)}; it must be 1: one request gives one answer", field="n")
-    return TurnOptions(
-        model=read_model(fields),
-        stream=read_stream(fields),
-        max_tokens=read_limit(fields, "max_completion_tokens", "max_tokens"),
-        stop=read_stop(fields, "stop"),
-        seed=_seed(fields),
-        logprobs=read_value(fields.get("logprobs"), "logprobs") is True,
-        ignored_fields=ignored,
-    )
-
-
-def _seed(fields: RawObject) -> int | None:
-    value = read_value(fields.get("seed"), "seed")
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"seed is {shown(value)}; it must be a whole number", field="seed")
-    return value % (1 << 63)
-
-
-def _reply_message(reply: TurnReply, *, indexed: bool) -> JsonObject:
-    message = reply.message
-    out: JsonObject = {"content": message.content}
-    if message.reasoning:
-        out["reasoning_content"] = out["reasoning"] = message.reasoning
-    if message.tool_calls:
-        out["content"] = message.content or None
-        calls = [call.to_chat() for call in message.tool_calls]
-        out["tool_calls"] = [{"index": at, **call} for at, call in enumerate(calls)] if indexed else calls
-    return out
-
-
-def _finish(reply: TurnReply) -> str:
-    if reply.finish == "length":
-        return "length"
-    return "tool_calls" if reply.message.tool_calls else "stop"
-
-
-def _logprobs(reply: TurnReply) -> JsonObject | None:
-    if reply.logprobs is None:
-        return None
-    return {"content": [_token(token) for token in reply.logprobs], "refusal": None}
-
-
-def _token(token: TokenLogprob) -> JsonObject:
-    data = None if token.data is None else list(token.data)
-    return {"token": token.text, "logprob": token.logprob, "bytes": data, "top_logprobs": []}
-
-
-def _opened(kind: str, options: TurnOptions, request_id: str, created_s: float) -> JsonObject:
-    return {"id": "chatcmpl-" + request_id, "object": kind, "created": int(created_s), "model": options.model}
-
-
-def _envelope(kind: str, options: TurnOptions, reply: TurnReply, choice: JsonObject) -> JsonObject:
-    usage = reply.usage
-    return {
-        **_opened(kind, options, reply.request_id, reply.created_s),
-        "choices": [choice],
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        },
-    }
+        return data_frame(self.error(error)) + DONE

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from silva.turns.model_request import ModelRequest
+from silva.types.messages import JsonObject
 from silva.types.turn import ApiError, TurnOptions, TurnReply
+from silva.wire.formats import ApiFormat
 from silva.wire.history import HistoryCache
+from silva.wire.model_request import ModelRequest
 
 RETRY_HEADER = (b"x-should-retry", b"false")
 
 
-class Dialect(Protocol):
-    """Routes, request form, reply form, stream frames and error form of one protocol."""
-
-    @property
-    def name(self) -> str:
-        """Stable word of the ledger: chat, responses or messages."""
-        ...
-
-    @property
-    def routes(self) -> tuple[str, ...]:
-        """Resource paths, without any prefix."""
-        ...
+class Dialect(ApiFormat, Protocol):
+    """A protocol's form as JSON, and what it adds over HTTP: header names and the frames of streams."""
 
     @property
     def request_id_headers(self) -> tuple[bytes, ...]:
@@ -39,24 +31,12 @@ class Dialect(Protocol):
         """Sent while a stream waits."""
         ...
 
-    def parse(self, body: bytes, history: HistoryCache) -> ModelRequest:
-        """Validate a body. Raises RequestError with the path of the offending field."""
-        ...
-
-    def render(self, options: TurnOptions, reply: TurnReply) -> bytes:
-        """The JSON answer."""
-        ...
-
     def data_heartbeat(self, options: TurnOptions, request_id: str, created_s: float, num_early: int) -> bytes:
         """A frame that clients count as data, while the turn is made; `num_early` such frames came before it."""
         ...
 
     def stream(self, options: TurnOptions, reply: TurnReply, num_early: int) -> bytes:
         """Every event of a finished stream behind `num_early` data heartbeats, the terminal one included."""
-        ...
-
-    def error(self, error: ApiError) -> bytes:
-        """The JSON body of an error."""
         ...
 
     def stream_error(self, error: ApiError, num_early: int) -> bytes:
@@ -69,14 +49,14 @@ class CountingDialect(Dialect, Protocol):
     """A protocol whose clients can also ask how many tokens a request takes."""
 
     @property
-    def count_routes(self) -> tuple[str, ...]:
-        """Resource paths, without any prefix."""
+    def count_route(self) -> str:
+        """Resource path, without any prefix."""
         ...
 
     def parse_count(self, body: bytes, history: HistoryCache) -> ModelRequest:
         """As `parse`, for the body of such a question."""
         ...
 
-    def render_count(self, num_tokens: int) -> bytes:
-        """The JSON answer."""
+    def count(self, num_tokens: int) -> JsonObject:
+        """The document of the answer."""
         ...

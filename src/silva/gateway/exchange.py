@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from silva.gateway.answer import Answer, AnswerSettings, send_error
 from silva.gateway.dialect import CountingDialect, Dialect
-from silva.gateway.held import Evidence, HeldTurn, HeldTurns, TurnHead, body_digest
+from silva.gateway.held import Evidence, HeldTurn, HeldTurns, body_digest
 from silva.gateway.http import (
     MAX_BODY_BYTES,
     BodyTooLarge,
@@ -25,20 +25,19 @@ from silva.gateway.http import (
     read_request_body,
     send_json,
 )
-from silva.turns.model_request import ModelRequest
-from silva.turns.session_registry import SESSION_ENDED, LiveSession, SessionRegistry
+from silva.turns.live_session import BROKEN, SESSION_ENDED, LiveSession, ended_turn
+from silva.turns.session_registry import SessionRegistry
 from silva.turns.turn_service import TurnService
 from silva.types.clock import Clock
-from silva.types.errors import EngineFault, RequestError, StorageFault
+from silva.types.errors import RequestError
 from silva.types.rollout import RequestRecord
 from silva.types.turn import ApiError, TurnReply
+from silva.wire.model_request import ModelRequest
 
 T = TypeVar("T")
 log = logging.getLogger("silva.gateway")
 CLIENT_GONE, STOPPED = "client_disconnected", "server_stopped"
 """Error codes of requests that could not be answered."""
-
-_ENDED = ApiError(status=404, code=SESSION_ENDED, message="this session has ended; it takes no more requests")
 
 
 def _unknown(message: str) -> ApiError:
@@ -54,7 +53,6 @@ _NO_OPEN_ID = _unknown(
 _TOO_LARGE = ApiError(
     status=413, code="body_too_large", message=f"the request body is larger than {MAX_BODY_BYTES >> 20} MB"
 )
-_BROKEN = ApiError(status=500, code="internal_error", message="the gateway failed on this request; see its log")
 
 
 class ModelEndpoint:
@@ -82,16 +80,14 @@ class ModelEndpoint:
         record = live.begin_request(dialect.name)
 
         async def parse(body: bytes) -> tuple[ModelRequest, bytes]:
-            request = dialect.parse(body, live.history(dialect.name))
-            record.stream = request.options.stream
-            record.ignored_fields = list(request.options.ignored_fields)
+            request = live.read_request(dialect, body, record)
             root = live.session.forest.root_of(request.conversation)
             return request, body_digest(dialect.name, root, request.options, self._turns.identify(request)[0])
 
         try:
             read = await self._read(f"request {record.request_id}", live, scope, receive, parse)
         except asyncio.CancelledError:
-            _unanswered(live, record, STOPPED)
+            live.unanswered(record, STOPPED)
             delivery_of(scope).abort()
             raise
         if isinstance(read, tuple):
@@ -110,10 +106,10 @@ class ModelEndpoint:
             )
             await self._tell(live, record, answer)
         elif read is not None:
-            _settle(live, record, read)
+            live.settle(record, read)
             await send_error(dialect, replace(read, request_id=record.request_id), send)
         else:
-            _unanswered(live, record, CLIENT_GONE)
+            live.unanswered(record, CLIENT_GONE)
 
     async def count(self, dialect: CountingDialect, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer how many tokens a request takes. It is no turn: nothing of it enters the records."""
@@ -129,7 +125,7 @@ class ModelEndpoint:
         if isinstance(outcome, ApiError):
             await send_error(dialect, outcome, send)
         elif outcome is not None:
-            await send_json(send, 200, dialect.render_count(outcome))
+            await send_json(send, 200, dialect.count(outcome))
 
     async def _admit(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> LiveSession | None:
         """The session of the request's credential. None: there is none, and the client was told so."""
@@ -146,7 +142,7 @@ class ModelEndpoint:
         if not token:
             return _NO_KEY
         if self._registry.has_ended(token):
-            return _ENDED
+            return SESSION_ENDED
         return _NO_OPEN_ID if self._registry.allows_open_sessions else _UNKNOWN
 
     async def _drain(self, scope: Scope, receive: Receive) -> None:
@@ -163,18 +159,18 @@ class ModelEndpoint:
         try:
             body = await read_request_body(scope, receive)
             if live.session.ended:
-                return _ENDED
+                return SESSION_ENDED
             result = await work(body)
         except ClientGone:
             return None
         except BodyTooLarge:
             return _TOO_LARGE
         except RequestError as error:
-            return _told(error)
+            return ApiError.of(error)
         except Exception:  # a broken promise of our own is told, logged and recorded like any other end of a request
             log.exception("%s failed inside the gateway", name)
-            return _BROKEN
-        return _ENDED if live.session.ended else result
+            return BROKEN
+        return SESSION_ENDED if live.session.ended else result
 
     def _join_or_begin(
         self, live: LiveSession, record: RequestRecord, request: ModelRequest, asked: bytes, evidence: Evidence
@@ -191,50 +187,18 @@ class ModelEndpoint:
             self._turns.counters["abandoned_turn"] += 1
             abandoned.drop()
         held = HeldTurn(asked=asked, evidence=evidence, record=record, created_s=self._clock.wall_s())
-        held.begin(self._make(live, held, request))
-        live.session.open_turns.add(held.task)
-        held.task.add_done_callback(live.session.open_turns.discard)
+        held.begin(live.begin_turn(self._turns.run(live, request, record, held)))
         turns.add(held)
         return held
 
-    async def _make(self, live: LiveSession, held: HeldTurn, request: ModelRequest) -> TurnReply | ApiError:
-        """Place, sample and commit a turn; it waits with the last until somebody is there to be told."""
-        record = held.record
-        try:
-            turn = await self._turns.prepare(live, request, record)
-            del request
-            held.ready.set_result(TurnHead(state=turn.state, num_repairs=turn.num_repairs))
-            generation = await self._turns.sample(live, turn, record)
-            await held.wanted.wait()
-            reply = await self._turns.commit(live, turn, record, generation)
-            for waiting in held.waiting:  # here, since the session may end before they are told
-                _complete(live, waiting, record)
-            return reply
-        except RequestError as error:
-            return _told(error)
-        except EngineFault as fault:
-            return ApiError(status=503, code="engine_error", message=f"the inference engine failed: {fault}")
-        except StorageFault as fault:
-            return ApiError(status=503, code="storage_failed", message=str(fault))
-
     def _outcome(self, live: LiveSession, held: HeldTurn, record: RequestRecord) -> TurnReply | ApiError:
         """What became of an ended turn, for the record of one request that waited for it."""
-        outcome = self._ended(live, held)
+        outcome = ended_turn(held.task, held.record.request_id)
         if isinstance(outcome, ApiError):
-            _settle(live, record, outcome)
+            live.settle(record, outcome)
         else:
-            _complete(live, record, held.record)
+            live.complete(record, held.record)
         return outcome
-
-    def _ended(self, live: LiveSession, held: HeldTurn) -> TurnReply | ApiError:
-        if held.task.cancelled():
-            return _ENDED
-        failure = held.task.exception()
-        if failure is None:
-            return held.task.result()
-        # A broken promise of our own: it is told and logged, and the connection still ends in one answer.
-        log.error("request %s failed inside the gateway", held.record.request_id, exc_info=failure)
-        return _BROKEN
 
     async def _tell(self, live: LiveSession, record: RequestRecord, answer: Answer) -> None:
         held = answer.held
@@ -243,10 +207,10 @@ class ModelEndpoint:
                 if not held.is_made:
                     self._held[live].forget(held)  # an error is told once; who asks again then asks anew
             else:
-                _unanswered(live, record, CLIENT_GONE)
+                live.unanswered(record, CLIENT_GONE)
                 await self._keep(held)
         except asyncio.CancelledError:
-            _unanswered(live, record, STOPPED)
+            live.unanswered(record, STOPPED)
             answer.delivery.abort()  # who cancelled us would write an error behind what was sent
             if held.is_abandoned:
                 held.drop()
@@ -268,31 +232,3 @@ class ModelEndpoint:
             timer.cancel()
             asked.cancel()
             await asyncio.gather(timer, asked, return_exceptions=True)
-
-
-def _told(error: RequestError) -> ApiError:
-    return ApiError(status=error.status, code=error.code, message=str(error), field=error.field)
-
-
-def _complete(live: LiveSession, record: RequestRecord, made: RequestRecord) -> None:
-    """Complete the record of a request that gets a committed turn; `made` is that of the request that began it."""
-    if record.http_status is None:
-        record.http_status = 200
-        record.latency_s = live.session.since_start_s() - record.arrived_s
-        record.node_id, record.usage, record.finish_reason = made.node_id, made.usage, made.finish_reason
-
-
-def _unanswered(live: LiveSession, record: RequestRecord, code: str) -> None:
-    """Complete the record of a request whose client could not be told, or not in full. What was said first stays."""
-    if record.error_code is not None:
-        return
-    if live.session.ended:
-        _settle(live, record, _ENDED)
-        return
-    record.error_code = code
-    record.latency_s = live.session.since_start_s() - record.arrived_s
-
-
-def _settle(live: LiveSession, record: RequestRecord, error: ApiError) -> None:
-    if record.http_status is None:  # else the end of the session settled it
-        live.settle(record, error.status, error.code)

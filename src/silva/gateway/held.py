@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from silva.gateway.http import Delivery, Scope, header
+from silva.turns.live_session import TurnTask
+from silva.turns.turn_service import PreparedTurn
 from silva.types.rollout import RequestRecord
-from silva.types.turn import ApiError, TurnOptions, TurnReply
+from silva.types.turn import TurnOptions, TurnReply
 
 MAX_TOLD = 16
 """So many finished turns of a session can still be asked for again."""
@@ -56,7 +58,7 @@ class HeldTurn:
         self.ready: asyncio.Future[TurnHead | None] = asyncio.get_running_loop().create_future()
         self.wanted = asyncio.Event()
         self.dropped = False
-        self.task: asyncio.Task[TurnReply | ApiError]
+        self.task: TurnTask
         self.waiting: list[RequestRecord] = []
         self._told: Delivery | None = None
 
@@ -70,10 +72,16 @@ class HeldTurn:
         ended = self.task.done() and not self.task.cancelled() and self.task.exception() is None
         return ended and isinstance(self.task.result(), TurnReply)
 
-    def begin(self, work: Coroutine[None, None, TurnReply | ApiError]) -> None:
-        """Let `work` make the turn."""
-        self.task = asyncio.create_task(work)
-        self.task.add_done_callback(lambda _: self.ready.done() or self.ready.set_result(None))
+    def begin(self, task: TurnTask) -> None:
+        """Let `task` make the turn."""
+        self.task = task
+        task.add_done_callback(lambda _: self.ready.done() or self.ready.set_result(None))
+
+    def placed(self, turn: PreparedTurn) -> None:
+        self.ready.set_result(TurnHead(state=turn.state, num_repairs=turn.num_repairs))
+
+    async def until_wanted(self) -> None:
+        await self.wanted.wait()
 
     @contextmanager
     def wait(self, record: RequestRecord) -> Iterator[None]:

@@ -7,6 +7,10 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from silva.types.messages import JsonObject
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -122,8 +126,9 @@ async def send_body(send: Send, body: bytes, *, more: bool = False) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def send_json(send: Send, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:
+async def send_json(send: Send, status: int, document: JsonObject, headers: Iterable[Header] = ()) -> None:
     """A whole JSON answer."""
+    body = msgspec.json.encode(document)
     length = (b"content-length", str(len(body)).encode())
     await send_start(send, status, (JSON_TYPE, length, *headers))
     await send_body(send, body)

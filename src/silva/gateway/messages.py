@@ -1,185 +1,47 @@
-"""The Anthropic Messages protocol."""
+"""Anthropic Messages over HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import msgspec
 
 from silva.gateway.sse import data_frame
-from silva.turns.model_request import ModelRequest
-from silva.types.errors import RequestError
-from silva.types.messages import JsonObject, Message
+from silva.types.messages import JsonObject
 from silva.types.turn import ApiError, TurnOptions, TurnReply
-from silva.wire.fields import (
-    ignored_names,
-    read_conversation,
-    read_history_list,
-    read_limit,
-    read_model,
-    read_stop,
-    read_stream,
-)
-from silva.wire.history import HistoryCache
-from silva.wire.images import RequestImages
-from silva.wire.json_in import RawObject, read_body
-from silva.wire.messages_input import project_message, project_system, project_tools
-from silva.wire.opaque import sealed
+from silva.wire.messages_format import MessagesFormat
 
-_READ_FIELDS = frozenset(
-    {"messages", "system", "model", "tools", "chat_template_kwargs", "max_tokens", "stop_sequences", "stream"}
-)
-_ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
 _PING = data_frame({"type": "ping"}, event="ping")
 
 
-class MessagesDialect:
-    """Messages: parse, render, stream events, errors, and the counting of tokens."""
+class MessagesDialect(MessagesFormat):
+    """Messages, with the frames of its streams."""
 
-    name = "messages"
-    routes = ("messages",)
-    count_routes = ("messages/count_tokens",)
     request_id_headers = (b"x-request-id", b"request-id")
     connected_frame = _PING
     heartbeat_frame = _PING
-
-    def parse(self, body: bytes, history: HistoryCache) -> ModelRequest:
-        fields = read_body(body)
-        max_tokens = read_limit(fields, "max_tokens")
-        if max_tokens is None:
-            raise RequestError("max_tokens is missing; this protocol requires it", field="max_tokens")
-        return _request(fields, history, max_tokens)
-
-    def parse_count(self, body: bytes, history: HistoryCache) -> ModelRequest:
-        fields = read_body(body)
-        return _request(fields, history, read_limit(fields, "max_tokens"))
-
-    def render(self, options: TurnOptions, reply: TurnReply) -> bytes:
-        return msgspec.json.encode(
-            {
-                **_head(options, reply),
-                "content": _content(reply.message),
-                **_stop(options, reply),
-                "usage": _usage(reply, reply.usage.completion_tokens),
-            }
-        )
-
-    def render_count(self, num_tokens: int) -> bytes:
-        return msgspec.json.encode({"input_tokens": num_tokens})
 
     def data_heartbeat(self, options: TurnOptions, request_id: str, created_s: float, num_early: int) -> bytes:
         return _PING
 
     def stream(self, options: TurnOptions, reply: TurnReply, num_early: int) -> bytes:
-        start = {
-            **_head(options, reply),
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": _usage(reply, 0),
-        }
-        end = {"delta": _stop(options, reply), "usage": _usage(reply, reply.usage.completion_tokens)}
+        whole = self.reply(options, reply)
+        stop = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+        usage = whole["usage"]
+        opened = {**whole, "content": [], **dict.fromkeys(stop), "usage": {**usage, "output_tokens": 0}}
         events = [
-            _event("message_start", message=start),
-            *_block_events(reply.message),
-            _event("message_delta", **end),
+            _event("message_start", message=opened),
+            *_block_events(whole["content"]),
+            _event("message_delta", delta=stop, usage=usage),
             _event("message_stop"),
         ]
         return b"".join(events)
 
-    def error(self, error: ApiError) -> bytes:
-        return msgspec.json.encode(_error(error))
-
     def stream_error(self, error: ApiError, num_early: int) -> bytes:
-        return data_frame(_error(error), event="error")
+        return data_frame(self.error(error), event="error")
 
 
-def _request(fields: RawObject, history: HistoryCache, max_tokens: int | None) -> ModelRequest:
-    conversation, skipped = read_conversation(fields, history, project_tools)
-    images = RequestImages()
-    system = project_system(fields.get("system"), images)
-    raws = read_history_list(fields, "messages")
-    first = 0 if system is None else 1
-    ignored: list[str] = []
-
-    def key_of(index: int) -> bytes:
-        if system is not None and index == 0:
-            # No item of `messages` starts like this, so the two never meet in the cache.
-            return b"system:" + history.key(fields["system"])
-        return history.key(raws[index - first])
-
-    def project(index: int) -> tuple[Message, ...]:
-        if system is not None and index == 0:
-            return (system,)
-        return project_message(raws[index - first], f"messages[{index - first}]", images, ignored.append)
-
-    past = history.read_items(first + len(raws), key_of, project)
-
-    def path_of(index: int) -> str:
-        item = past.item_of(index)
-        return "system" if item < first else f"messages[{item - first}]"
-
-    options = TurnOptions(
-        model=read_model(fields),
-        stream=read_stream(fields),
-        max_tokens=max_tokens,
-        stop=read_stop(fields, "stop_sequences"),
-        ignored_fields=ignored_names(fields, _READ_FIELDS, (*skipped, *ignored)),
-        object_calls=True,
-    )
-    return ModelRequest(
-        options=options,
-        conversation=conversation,
-        digests=past.digests,
-        messages_between=past.messages_between,
-        path_of=path_of,
-        images=images,
-    )
-
-
-def _head(options: TurnOptions, reply: TurnReply) -> JsonObject:
-    return {"id": "msg_" + reply.request_id, "type": "message", "role": "assistant", "model": options.model}
-
-
-def _stop(options: TurnOptions, reply: TurnReply) -> JsonObject:
-    """Reason and stop string. A stop string of the run that the request did not name is an ordinary end."""
-    if reply.finish == "length":
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
-    if reply.message.tool_calls:
-        return {"stop_reason": "tool_use", "stop_sequence": None}
-    if reply.matched_stop in options.stop:
-        return {"stop_reason": "stop_sequence", "stop_sequence": reply.matched_stop}
-    return {"stop_reason": "end_turn", "stop_sequence": None}
-
-
-def _usage(reply: TurnReply, output_tokens: int) -> JsonObject:
-    """Token counts. In this protocol `input_tokens` does not hold those that were read from a cache."""
-    usage = reply.usage
-    return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "output_tokens": output_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
-    }
-
-
-def _content(message: Message) -> list[JsonObject]:
-    blocks: list[JsonObject] = []
-    if message.reasoning:
-        blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": sealed(message.reasoning)})
-    if message.content:
-        blocks.append({"type": "text", "text": message.content})
-    for call in message.tool_calls:
-        arguments = msgspec.Raw(call.arguments.encode())
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
-    return blocks
-
-
-def _block_events(message: Message) -> Sequence[bytes]:
+def _block_events(blocks: Sequence[JsonObject]) -> Sequence[bytes]:
     events: list[bytes] = []
-    calls = iter(message.tool_calls)
-    for index, block in enumerate(_content(message)):
+    for index, block in enumerate(blocks):
         if block["type"] == "thinking":
             empty = {"type": "thinking", "thinking": "", "signature": ""}
             deltas = [
@@ -191,26 +53,12 @@ def _block_events(message: Message) -> Sequence[bytes]:
             deltas = [{"type": "text_delta", "text": block["text"]}]
         else:
             empty = {**block, "input": {}}
-            deltas = [{"type": "input_json_delta", "partial_json": next(calls).arguments}]
+            deltas = [{"type": "input_json_delta", "partial_json": bytes(block["input"]).decode()}]
         events.append(_event("content_block_start", index=index, content_block=empty))
         events.extend(_event("content_block_delta", index=index, delta=delta) for delta in deltas)
         events.append(_event("content_block_stop", index=index))
     return events
 
 
-def _event(kind: str, **fields: Any) -> bytes:
+def _event(kind: str, **fields: object) -> bytes:
     return data_frame({"type": kind, **fields}, event=kind)
-
-
-def _error(error: ApiError) -> JsonObject:
-    """The error form of this protocol. It has no field for a code or a path, so the message tells them.
-
-    Clients know a full context by the words "prompt is too long".
-    """
-    kind = _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    message = error.message
-    if error.field and error.field not in message:
-        message = f"{error.field}: {message}"
-    if error.code == "context_length_exceeded":
-        message = f"prompt is too long: {message}"
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": error.request_id or None}

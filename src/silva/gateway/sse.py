@@ -6,6 +6,9 @@ import msgspec
 
 from silva.types.messages import JsonObject
 
+DONE = b"data: [DONE]\n\n"
+"""Ends a Chat stream."""
+
 
 def data_frame(value: JsonObject, event: str | None = None) -> bytes:
     """One event with a JSON object as its data."""

@@ -3,58 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
 from silva.forest.session_forest import SessionForest
 from silva.inference.engine import Engine
+from silva.turns.live_session import SESSION_ENDED, LiveSession
 from silva.turns.session import Session
 from silva.types.clock import Clock
 from silva.types.messages import JsonObject
-from silva.types.rollout import Mode, RequestRecord
-from silva.wire.history import HistoryCache
+from silva.types.rollout import Mode
 
 MAX_REMEMBERED = 1 << 16
-SESSION_ENDED = "session_ended"
-"""Error code of every request that comes too late for its session."""
 OPEN_SESSION_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 FinishCallback = Callable[[Session, bytes], Awaitable[JsonObject]]
 """What to do with a session that its client finished: the session (already closed to requests) and the raw body."""
-
-
-@dataclass(kw_only=True, eq=False)
-class LiveSession:
-    """A session with what only its turns need: digests of what it sent, and the order of its commits."""
-
-    session: Session
-    commit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    num_requests: int = 0
-    _histories: dict[str, HistoryCache] = field(default_factory=dict[str, HistoryCache])
-
-    def history(self, protocol: str) -> HistoryCache:
-        return self._histories.setdefault(protocol, HistoryCache())
-
-    def begin_request(self, protocol: str) -> RequestRecord:
-        """Number and record a new request. Ids have one length, so none is a prefix of another."""
-        owner = hashlib.blake2b(self.session.session_id.encode(), digest_size=8).hexdigest()
-        record = RequestRecord(
-            request_id=f"{owner}{self.num_requests:08x}",
-            protocol=protocol,
-            stream=False,
-            arrived_s=self.session.since_start_s(),
-        )
-        self.num_requests += 1
-        self.session.requests.append(record)
-        return record
-
-    def settle(self, record: RequestRecord, status: int, code: str) -> None:
-        """Complete the record of a request that ends in an error."""
-        record.http_status, record.error_code = status, code
-        record.latency_s = self.session.since_start_s() - record.arrived_s
 
 
 class SessionRegistry:
@@ -135,8 +100,8 @@ class SessionRegistry:
             turn.cancel()
         await asyncio.gather(*turns, return_exceptions=True)
         for record in session.requests:
-            if record.http_status is None and record.error_code is None:  # still on its way in: it will be refused
-                live.settle(record, 404, SESSION_ENDED)
+            if record.error_code is None:  # still on its way in: it will be refused
+                live.settle(record, SESSION_ENDED)
         await self._engine.close_session(session_id)
         return session
 

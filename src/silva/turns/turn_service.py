@@ -18,17 +18,18 @@ from silva.forest.session_forest import Match, Placement, SessionForest
 from silva.inference.engine import Engine
 from silva.inference.time_limit import RETRY_DELAYS_S
 from silva.parsers import TurnParser
-from silva.turns.engine_client import EngineClient, Generation, cut_ids, derived_seed
-from silva.turns.model_request import ModelRequest
-from silva.turns.placing import place_turn, read_turn
-from silva.turns.room import refuse_hopeless
-from silva.turns.session_registry import LiveSession
+from silva.turns.engine_client import EngineClient, Generation, derived_seed
+from silva.turns.live_session import LiveSession
+from silva.turns.placing import place_turn
+from silva.turns.reading import cut_at_stop, read_turn, shortest_prefix, token_logprobs
+from silva.turns.refusals import refuse_hopeless, refuse_images
 from silva.types.clock import Clock
-from silva.types.errors import RequestError, TransitionRefused
-from silva.types.generation import GenerateResult, Media, SamplingParams
+from silva.types.errors import EngineFault, RequestError, StorageFault, TransitionRefused
+from silva.types.generation import Media, SamplingParams
 from silva.types.messages import Image, JsonObject, Message
 from silva.types.rollout import Mode, RequestRecord, TokenUsage
-from silva.types.turn import TokenLogprob, TurnOptions, TurnReply
+from silva.types.turn import ApiError, TurnOptions, TurnReply
+from silva.wire.model_request import ModelRequest
 
 T = TypeVar("T")
 CodecMode = Literal["proven", "rerender"]
@@ -108,6 +109,23 @@ class PreparedTurn:
     paths: tuple[str, ...]
 
 
+class TurnWatch(Protocol):
+    """Who waits for a turn while it is made."""
+
+    @property
+    def waiting(self) -> Sequence[RequestRecord]:
+        """The records of the requests that get the reply."""
+        ...
+
+    def placed(self, turn: PreparedTurn) -> None:
+        """The turn was accepted and is sampled next."""
+        ...
+
+    async def until_wanted(self) -> None:
+        """Returns as soon as somebody waits for the reply."""
+        ...
+
+
 class TurnService:
     """Consumes canonical requests, produces committed turns; the single writer of every session's forest.
 
@@ -154,6 +172,30 @@ class TurnService:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def run(
+        self, live: LiveSession, request: ModelRequest, record: RequestRecord, watch: TurnWatch | None = None
+    ) -> TurnReply | ApiError:
+        """One whole turn, from the request to its reply or error; `record` is complete where it has a reply.
+
+        Nothing is committed before `watch` wants it (None: the caller waits for the reply).
+        """
+        try:
+            turn = await self.prepare(live, request, record)
+            del request  # the body is let go as soon as the turn is placed
+            if watch is not None:
+                watch.placed(turn)
+            generation = await self.sample(live, turn, record)
+            if watch is not None:
+                await watch.until_wanted()
+            reply = await self.commit(live, turn, record, generation)
+        except (RequestError, EngineFault, StorageFault) as fault:
+            return ApiError.of(fault)
+        for waiting in (
+            (record,) if watch is None else watch.waiting
+        ):  # here, since the session may end before they read
+            live.complete(waiting, record)
+        return reply
 
     async def prepare(self, live: LiveSession, request: ModelRequest, record: RequestRecord) -> PreparedTurn:
         """Match the request and form its tokens. Raises RequestError: a refused transition, or a full context."""
@@ -214,8 +256,7 @@ class TurnService:
             media=self._media.media(turn.placement.images()) if self._media is not None else (),
         )
         record.wait_s = generation.wait_s
-        result = self._cut_at_stop(generation, turn.sampling)
-        return generation if result is generation.result else replace(generation, result=result)
+        return cut_at_stop(self._codec, generation, turn.sampling.stop)
 
     async def commit(
         self, live: LiveSession, turn: PreparedTurn, record: RequestRecord, generation: Generation
@@ -238,7 +279,7 @@ class TurnService:
             finish=result.finish_reason,
             usage=usage,
             matched_stop=result.matched_stop if isinstance(result.matched_stop, str) else None,
-            logprobs=self._logprobs(result) if turn.options.logprobs else None,
+            logprobs=token_logprobs(self._codec, result) if turn.options.logprobs else None,
         )
 
     async def _commit(
@@ -259,7 +300,8 @@ class TurnService:
                     sibling=sibling,
                     object_calls=turn.options.object_calls,
                 )
-                return response, message, self._num_reasoning(result.ids, message)
+                end = self._parser.reasoning_end if message.reasoning else None
+                return response, message, shortest_prefix(self._codec, result.ids, end) if end else 0
 
             small = len(result.ids) <= MAX_INLINE_IDS and not placement.continues
             response, message, num_reasoning = read() if small else await self._off_loop(read)
@@ -353,7 +395,7 @@ class TurnService:
             longest_token=self._longest_token,
             encode=self._codec.encode_sampled,
         )
-        self._refuse_images(match, request)
+        refuse_images(request, match, self._codec, "none" if self._media is None else self._engine.image_support)
         try:
             return place_turn(self._codec, match, request.messages_between)
         except TransitionRefused as refused:
@@ -363,64 +405,8 @@ class TurnService:
                 field = request.path_of(int(index))
             raise refused.at(field or None) from refused
 
-    def _refuse_images(self, match: Match, request: ModelRequest) -> None:
-        """Raise RequestError, with the image's path, where the engine could not see an image of the new messages."""
-        support = "none" if self._media is None else self._engine.image_support
-        if support == "any":
-            return
-        for index, message in enumerate(
-            request.messages_between(match.num_matched, match.num_messages), match.num_matched
-        ):
-            if not message.parts:
-                continue
-            if support == "none":
-                why = "the model of this run reads text only"
-            elif not self._codec.shows_images(message.role, request.conversation):
-                why = f"the model's chat template has no place for images in {message.role} messages"
-            else:
-                continue
-            at = request.images.path_of(message.images[0], request.path_of(index))
-            raise RequestError(f"{at} is an image, but {why}", field=at, code="unsupported_content")
-
     def _context_limit(self) -> int:
         return min(self._settings.max_context_len or self._engine.max_context_len, self._engine.max_context_len)
-
-    def _cut_at_stop(self, generation: Generation, sampling: SamplingParams) -> GenerateResult:
-        """A stop string that an abort split in two was seen by no attempt: what came behind it goes."""
-        result = generation.result
-        if not generation.num_aborts or not sampling.stop or isinstance(result.matched_stop, str):
-            return result
-        text = self._codec.decode(result.ids)
-        found = [stop for stop in sampling.stop if stop in text]
-        if not found:
-            return result
-        first = min(found, key=text.index)
-        cut = cut_ids(result, self._shortest_prefix(result.ids, first))
-        return replace(cut, finish_reason="stop", matched_stop=first)
-
-    def _shortest_prefix(self, ids: list[int], text: str) -> int:
-        """How many ids it takes until their text holds `text`; all of them where it never does."""
-        low, high = 1, len(ids)
-        while low < high:
-            middle = (low + high) // 2
-            if text in self._codec.decode(ids[:middle]):
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
-    def _num_reasoning(self, ids: list[int], message: Message) -> int:
-        end_mark = self._parser.reasoning_end
-        return self._shortest_prefix(ids, end_mark) if end_mark and message.reasoning else 0
-
-    def _logprobs(self, result: GenerateResult) -> list[TokenLogprob]:
-        """One entry a sampled id. The end-of-turn marker has no text of its own."""
-        stops = self._codec.stop_ids
-        out: list[TokenLogprob] = []
-        for token, logprob in zip(result.ids, result.logprobs, strict=True):
-            text = "" if token in stops else self._codec.decode([token])
-            out.append(TokenLogprob(text=text, logprob=logprob, data=None if "\ufffd" in text else text.encode()))
-        return out
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from silva.types.errors import EngineFault, RequestError, StorageFault
 from silva.types.generation import FinishReason
 from silva.types.messages import Message
 from silva.types.rollout import TokenUsage
@@ -64,3 +65,12 @@ class ApiError:
     request_id: str = ""
     model: str = "model"
     created_s: float = 0.0
+
+    @classmethod
+    def of(cls, fault: RequestError | EngineFault | StorageFault) -> ApiError:
+        """The answer to a request that ended in this fault."""
+        if isinstance(fault, RequestError):
+            return cls(status=fault.status, code=fault.code, message=str(fault), field=fault.field)
+        if isinstance(fault, EngineFault):
+            return cls(status=503, code="engine_error", message=f"the inference engine failed: {fault}")
+        return cls(status=503, code="storage_failed", message=str(fault))

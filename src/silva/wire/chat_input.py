@@ -18,7 +18,7 @@ from silva.wire.content import (
     tool_message,
 )
 from silva.wire.images import RequestImages
-from silva.wire.json_in import RawObject, read_list, read_object, read_value, shown
+from silva.wire.json_in import RawObject, read_list, read_object, read_optional, read_value
 
 _CHAT_ROLES: dict[str, Role] = {**ROLES, "tool": "tool"}
 
@@ -45,11 +45,8 @@ def _reasoning(fields: RawObject, at: str) -> str:
 
 def _result_id(fields: RawObject, at: str) -> str | None:
     for name in ("tool_call_id", "id"):
-        value = read_value(fields.get(name), f"{at}.{name}")
-        if isinstance(value, str) and value:
+        if value := read_optional(fields.get(name), f"{at}.{name}", str, "a string"):
             return value
-        if value is not None and not isinstance(value, str):
-            raise RequestError(f"{at}.{name} is {shown(value)}; it must be a string", field=f"{at}.{name}")
     return None
 
 
@@ -67,8 +64,6 @@ def _tool_call(raw: msgspec.Raw, at: str) -> ToolCall:
         raise RequestError(f"{at}.function is missing; only function calls are supported", field=f"{at}.function")
     function = read_object(fields["function"], f"{at}.function")
     name = read_name(function.get("name"), f"{at}.function.name")
-    call_id = read_value(fields.get("id"), f"{at}.id")
-    if call_id is not None and not isinstance(call_id, str):
-        raise RequestError(f"{at}.id is {shown(call_id)}; it must be a string", field=f"{at}.id")
+    call_id = read_optional(fields.get("id"), f"{at}.id", str, "a string")
     arguments = read_arguments(function.get("arguments"), f"{at}.function.arguments")
     return ToolCall(id=call_id or "", name=name, arguments=arguments)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from silva.types.errors import RequestError
 from silva.types.messages import EMPTY_TOOL_RESULT, JsonObject, Message, Part, Role, join_texts, text_of
 from silva.wire.images import IMAGE_KINDS, RequestImages, is_image_part
-from silva.wire.json_in import RawObject, read_value, shown
+from silva.wire.json_in import RawObject, must_be, read_optional, read_value, shown
 
 ROLES: dict[str, Role] = {
     "system": "system",
@@ -29,9 +28,7 @@ def read_role(fields: RawObject, at: str, roles: Mapping[str, Role]) -> Role:
     name = read_value(fields.get("role"), f"{at}.role")
     role = roles.get(name) if isinstance(name, str) else None
     if role is None:
-        raise RequestError(
-            f"{at}.role is {shown(name)}; it must be one of {', '.join(roles)}", field=f"{at}.role", code="invalid_role"
-        )
+        raise must_be(f"one of {', '.join(roles)}", name, f"{at}.role", "invalid_role")
     return role
 
 
@@ -74,7 +71,7 @@ def read_name(raw: msgspec.Raw | None, at: str) -> str:
     """A string that must not be empty."""
     name = read_value(raw, at)
     if not isinstance(name, str) or not name:
-        raise RequestError(f"{at} is {shown(name)}; it must be a non-empty string", field=at)
+        raise must_be("a non-empty string", name, at)
     return name
 
 
@@ -91,37 +88,39 @@ def read_content(raw: msgspec.Raw | None, at: str, images: RequestImages) -> Con
     return Content.of([_part(part, f"{at}[{index}]", images) for index, part in enumerate(parts)])
 
 
-def _parts(raw: msgspec.Raw | None, at: str) -> list[Any]:
+def _parts(raw: msgspec.Raw | None, at: str) -> list[object]:
     value = read_value(raw, at)
     if value is None:
         return []
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise RequestError(f"{at} is {shown(value)}; it must be a string or a list of parts", field=at)
+        raise must_be("a string or a list of parts", value, at)
     return value
 
 
-def _part(part: Any, at: str, images: RequestImages) -> Part:
+def _part(part: object, at: str, images: RequestImages) -> Part:
     return images.read(part, at) if is_image_part(part) else _part_text(part, at)
 
 
-def _part_text(part: Any, at: str) -> str:
+def _part_text(part: object, at: str) -> str:
     if isinstance(part, str):
         return part
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(part, dict) and (kind in _TEXT_PARTS or (kind is None and "text" in part)):
+    if not isinstance(part, dict):
+        raise unsupported_part(None, at)
+    kind = part.get("type")
+    if kind in _TEXT_PARTS or (kind is None and "text" in part):
         text = part.get("text")
         if isinstance(text, str):
             return text
-        raise RequestError(f"{at}.text is {shown(text)}; it must be a string", field=f"{at}.text")
+        raise must_be("a string", text, f"{at}.text")
     if kind == "refusal":
         text = part.get("refusal")
         return text if isinstance(text, str) else ""
     raise unsupported_part(kind, at)
 
 
-def unsupported_part(kind: Any, at: str) -> RequestError:
+def unsupported_part(kind: object, at: str) -> RequestError:
     """The error for a part that cannot stand in its message."""
     if kind in IMAGE_KINDS:
         words = f"{at} is an image; images may stand in user, tool and system messages only"
@@ -140,22 +139,22 @@ def read_arguments(raw: msgspec.Raw | None, at: str) -> str:
 
 def project_tools(raw: msgspec.Raw | None, at: str = "tools") -> tuple[tuple[JsonObject, ...], tuple[str, ...]]:
     """Function tools in nested form, and the paths with types of those that are no functions and were skipped."""
-    value = read_value(raw, at)
+    value = read_optional(raw, at, list, "a list")
     if value is None:
         return (), ()
-    if not isinstance(value, list):
-        raise RequestError(f"{at} is {shown(value)}; it must be a list", field=at)
     tools: list[JsonObject] = []
     skipped: list[str] = []
     _collect_tools(value, at, tools, skipped)
     return tuple(tools), tuple(skipped)
 
 
-def _collect_tools(items: Sequence[Any], at: str, tools: list[JsonObject], skipped: list[str], depth: int = 0) -> None:
+def _collect_tools(
+    items: Sequence[object], at: str, tools: list[JsonObject], skipped: list[str], depth: int = 0
+) -> None:
     for index, item in enumerate(items):
         path = f"{at}[{index}]"
         if not isinstance(item, dict):
-            raise RequestError(f"{path} is {shown(item)}; it must be an object", field=path)
+            raise must_be("an object", item, path)
         kind = item.get("type", "function" if "function" in item else None)
         if kind == "namespace" and isinstance(item.get("tools"), list) and depth < 4:
             _collect_tools(item["tools"], f"{path}.tools", tools, skipped, depth + 1)
@@ -173,13 +172,11 @@ def _function_tool(item: JsonObject, at: str) -> JsonObject:
         function, path = {key: item[key] for key in _FLAT_TOOL_KEYS if item.get(key) is not None}, at
         tool = {"type": "function", "function": function}
     if not isinstance(function, dict):
-        raise RequestError(f"{path} is {shown(function)}; it must be an object", field=path)
+        raise must_be("an object", function, path)
     name = function.get("name")
     if not isinstance(name, str) or not name:
-        raise RequestError(f"{path}.name is {shown(name)}; it must be a non-empty string", field=f"{path}.name")
+        raise must_be("a non-empty string", name, f"{path}.name")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        raise RequestError(
-            f"{path}.parameters is {shown(parameters)}; it must be an object", field=f"{path}.parameters"
-        )
+        raise must_be("an object", parameters, f"{path}.parameters")
     return tool

@@ -12,7 +12,7 @@ from silva.types.messages import Conversation, JsonObject
 from silva.types.turn import ApiError
 from silva.wire.content import project_tools
 from silva.wire.history import HistoryCache
-from silva.wire.json_in import RawObject, read_list, read_value, shown
+from silva.wire.json_in import RawObject, must_be, read_list, read_optional, read_value
 
 MAX_MESSAGES = 1 << 17
 MAX_IGNORED_NAMES = 64
@@ -75,13 +75,7 @@ def read_conversation(
 
 
 def _template_kwargs(raw: msgspec.Raw | None) -> JsonObject:
-    value = read_value(raw, "chat_template_kwargs")
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise RequestError(
-            f"chat_template_kwargs is {shown(value)}; it must be an object", field="chat_template_kwargs"
-        )
+    value = read_optional(raw, "chat_template_kwargs", dict, "an object") or {}
     for name in RESERVED_TEMPLATE_KWARGS:
         if name in value:
             raise RequestError(
@@ -93,10 +87,7 @@ def _template_kwargs(raw: msgspec.Raw | None) -> JsonObject:
 
 
 def read_stream(fields: RawObject) -> bool:
-    stream = read_value(fields.get("stream"), "stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise RequestError(f"stream is {shown(stream)}; it must be true or false", field="stream")
-    return bool(stream)
+    return bool(read_optional(fields.get("stream"), "stream", bool, "true or false"))
 
 
 def read_model(fields: RawObject) -> str:
@@ -113,7 +104,7 @@ def read_limit(fields: RawObject, *names: str) -> int | None:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise RequestError(f"{name} is {shown(value)}; it must be a whole number of at least 1", field=name)
+            raise must_be("a whole number of at least 1", value, name)
         return value
     return None
 
@@ -125,7 +116,7 @@ def read_stop(fields: RawObject, name: str) -> tuple[str, ...]:
         return ()
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-        raise RequestError(f"{name} is {shown(value)}; it must be a string or a list of strings", field=name)
+        raise must_be("a string or a list of strings", value, name)
     if "" in items:
         raise RequestError(f"{name} holds an empty string, which would stop every answer at once", field=name)
     if len(items) > MAX_STOP_STRINGS:

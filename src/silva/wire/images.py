@@ -6,11 +6,11 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TypeGuard
 from urllib.parse import unquote
 
 from silva.types.errors import RequestError
-from silva.types.messages import Image
+from silva.types.messages import Image, JsonObject
 from silva.wire.json_in import shown
 
 MAX_IMAGE_BYTES = 20 << 20
@@ -22,7 +22,7 @@ _SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"BM
 IMAGE_KINDS = ("image_url", "input_image", "image")
 
 
-def is_image_part(part: Any) -> bool:
+def is_image_part(part: object) -> TypeGuard[JsonObject]:
     """Whether a part of a content list says that it is an image, in any protocol's words."""
     return isinstance(part, dict) and part.get("type") in IMAGE_KINDS
 
@@ -34,7 +34,7 @@ class RequestImages:
         self._data: dict[str, bytes] = {}
         self._places: list[tuple[str, str]] = []
 
-    def read(self, part: dict[str, Any], at: str) -> Image:
+    def read(self, part: JsonObject, at: str) -> Image:
         """The image of the part at path `at`. RequestError where it holds none that could be shown."""
         image = self._read(part, at)
         self._places.append((at, image.digest))
@@ -49,7 +49,7 @@ class RequestImages:
         inside = (at for at, digest in self._places if digest == image.digest and at.startswith(message_path))
         return next(inside, message_path)
 
-    def _read(self, part: dict[str, Any], at: str) -> Image:
+    def _read(self, part: JsonObject, at: str) -> Image:
         value = part.get("image_url")
         source = part.get("source")
         if isinstance(value, dict):
@@ -82,7 +82,7 @@ class RequestImages:
             raise _refused(f"its address is {shown(url)}; it must be a data: URI or begin with http(s)://", at)
         return Image(digest=hashlib.sha256(url.encode()).hexdigest(), url=url)
 
-    def _decoded(self, text: Any, media_type: Any, at: str) -> Image:
+    def _decoded(self, text: object, media_type: object, at: str) -> Image:
         if media_type is not None and not (isinstance(media_type, str) and media_type.lower().startswith("image/")):
             raise _refused(f"its media type is {shown(media_type)}; it must be that of an image", at)
         if not isinstance(text, str):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from silva.types.errors import RequestError
 from silva.types.strict_json import refuse_constant
 
+T = TypeVar("T")
 RawObject = dict[str, msgspec.Raw]
 
 _object_decoder = msgspec.json.Decoder(RawObject)
@@ -70,7 +71,28 @@ def read_value(raw: msgspec.Raw | bytes | None, field: str) -> Any:
         raise _too_deep(field) from error
 
 
-def shown(value: Any) -> str:
+def read_optional(raw: msgspec.Raw | None, field: str, kind: type[T], what: str) -> T | None:
+    """A value of one type, `what` in words; None where it is absent or null."""
+    value = read_value(raw, field)
+    if value is not None and not isinstance(value, kind):
+        raise must_be(what, value, field)
+    return value
+
+
+def read_string(raw: msgspec.Raw | None, field: str) -> str:
+    """A string that must be there."""
+    value = read_value(raw, field)
+    if not isinstance(value, str):
+        raise must_be("a string", value, field)
+    return value
+
+
+def must_be(what: str, value: object, field: str, code: str = "invalid_request") -> RequestError:
+    """The error for a value at path `field` that is not `what`."""
+    return RequestError(f"{field} is {shown(value)}; it must be {what}", field=field, code=code)
+
+
+def shown(value: object) -> str:
     """A value for an error message, shortened."""
     if value is None:
         return "missing or null"

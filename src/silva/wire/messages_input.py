@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from silva.types.errors import RequestError
 from silva.types.messages import JsonObject, Message, Part, Role, ToolCall
 from silva.wire.content import (
     Content,
@@ -21,7 +20,7 @@ from silva.wire.content import (
     unsupported_part,
 )
 from silva.wire.images import RequestImages
-from silva.wire.json_in import RawObject, read_list, read_object, read_value, shown
+from silva.wire.json_in import RawObject, read_list, read_object, read_optional, read_string, read_value
 
 ERROR_RESULT_MARK = "[tool error]\n"
 """Stands before the text of a tool result that has `is_error`."""
@@ -72,14 +71,10 @@ def project_tools(raw: msgspec.Raw | None) -> tuple[tuple[JsonObject, ...], tupl
 
 def _function(fields: RawObject, at: str) -> JsonObject:
     function: JsonObject = {"name": read_name(fields.get("name"), f"{at}.name")}
-    description = read_value(fields.get("description"), f"{at}.description")
-    if description is not None and not isinstance(description, str):
-        raise RequestError(f"{at}.description is {shown(description)}; it must be a string", field=f"{at}.description")
+    description = read_optional(fields.get("description"), f"{at}.description", str, "a string")
     if description is not None:
         function["description"] = description
-    schema = read_value(fields.get("input_schema"), f"{at}.input_schema")
-    if schema is not None and not isinstance(schema, dict):
-        raise RequestError(f"{at}.input_schema is {shown(schema)}; it must be an object", field=f"{at}.input_schema")
+    schema = read_optional(fields.get("input_schema"), f"{at}.input_schema", dict, "an object")
     if schema is not None:
         function["parameters"] = schema
     return function
@@ -121,9 +116,7 @@ def _user_messages(blocks: list[msgspec.Raw], at: str, images: RequestImages) ->
 def _tool_message(block: RawObject, at: str, images: RequestImages) -> Message:
     call_id = read_name(block.get("tool_use_id"), f"{at}.tool_use_id")
     content = read_content(block.get("content"), f"{at}.content", images)
-    failed = read_value(block.get("is_error"), f"{at}.is_error")
-    if failed is not None and not isinstance(failed, bool):
-        raise RequestError(f"{at}.is_error is {shown(failed)}; it must be true or false", field=f"{at}.is_error")
+    failed = read_optional(block.get("is_error"), f"{at}.is_error", bool, "true or false")
     return tool_message(content, call_id, mark=ERROR_RESULT_MARK if failed else "")
 
 
@@ -145,7 +138,7 @@ def _assistant_message(blocks: list[msgspec.Raw], at: str, note: Note) -> Messag
         if kind == "tool_use":
             parts.calls.append(_call(block, path))
         elif kind == "thinking":
-            parts.thoughts.append(_string(block.get("thinking"), f"{path}.thinking"))
+            parts.thoughts.append(read_string(block.get("thinking"), f"{path}.thinking"))
         elif kind == "redacted_thinking":
             note(f"{path}:redacted_thinking")
         else:
@@ -162,10 +155,7 @@ def _call(block: RawObject, at: str) -> ToolCall:
     """A call. Its arguments are the JSON text of the input in one spacing, whatever the client's was."""
     raw = block.get("input")
     arguments = "{}"
-    if raw is not None and not is_absent(raw):
-        value = read_value(raw, f"{at}.input")
-        if not isinstance(value, dict):
-            raise RequestError(f"{at}.input is {shown(value)}; it must be an object", field=f"{at}.input")
+    if raw is not None and read_optional(raw, f"{at}.input", dict, "an object") is not None:
         arguments = msgspec.json.format(bytes(raw), indent=0).decode()
     return ToolCall(
         id=read_name(block.get("id"), f"{at}.id"), name=read_name(block.get("name"), f"{at}.name"), arguments=arguments
@@ -175,11 +165,4 @@ def _call(block: RawObject, at: str) -> ToolCall:
 def _text_of(block: RawObject, kind: object, at: str) -> str:
     if kind != "text":
         raise unsupported_part(kind, at)
-    return _string(block.get("text"), f"{at}.text")
-
-
-def _string(raw: msgspec.Raw | None, at: str) -> str:
-    value = read_value(raw, at)
-    if not isinstance(value, str):
-        raise RequestError(f"{at} is {shown(value)}; it must be a string", field=at)
-    return value
+    return read_string(block.get("text"), f"{at}.text")

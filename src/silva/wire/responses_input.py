@@ -24,7 +24,7 @@ from silva.wire.content import (
 from silva.wire.fields import read_history_list
 from silva.wire.history import HistoryCache
 from silva.wire.images import RequestImages
-from silva.wire.json_in import RawObject, read_object, read_value, shown
+from silva.wire.json_in import RawObject, must_be, read_object, read_string, read_value, shown
 
 KINDS = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
 _QUOTE = ord('"')
@@ -76,9 +76,7 @@ class InputHistory:
     def project(self, index: int) -> Message:
         unit = self._units[index]
         if unit.text_role is not None:
-            text = read_value(unit.raws[0], unit.path)
-            if not isinstance(text, str):
-                raise RequestError(f"{unit.path} is {shown(text)}; it must be a string", field=unit.path)
+            text = read_string(unit.raws[0], unit.path)
             return heard_message(unit.text_role, Content(text), unit.path)
         if unit.spoken:
             paths = [f"input[{unit.first + offset}]" for offset in range(len(unit.raws))]
@@ -172,7 +170,7 @@ def _reasoning(fields: RawObject, at: str) -> str:
         path = f"{at}.{name}"
         value = read_value(fields.get(name), path)
         if value is not None and not isinstance(value, (str, list)):
-            raise RequestError(f"{path} is {shown(value)}; it must be a list of text parts", field=path)
+            raise must_be("a list of text parts", value, path)
         texts = (
             [value] if isinstance(value, str) else [_part(part, f"{path}[{i}]") for i, part in enumerate(value or ())]
         )
@@ -184,5 +182,5 @@ def _reasoning(fields: RawObject, at: str) -> str:
 def _part(part: object, at: str) -> str:
     text = part.get("text") if isinstance(part, dict) else None
     if not isinstance(text, str):
-        raise RequestError(f"{at} is {shown(part)}; it must be a part with a text", field=at)
+        raise must_be("a part with a text", part, at)
     return text

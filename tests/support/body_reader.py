@@ -1,4 +1,4 @@
-"""Reading request bodies with a dialect alone, without a server; and JSON of every shape."""
+"""Reading request bodies of one protocol, without a server; and JSON of every shape."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from hypothesis import strategies as st
 
 from silva.forest.identity import message_digest, root_key
-from silva.gateway.dialect import Dialect
-from silva.turns.model_request import ModelRequest
 from silva.types.errors import RequestError
 from silva.types.messages import Message
+from silva.wire.formats import ApiFormat
 from silva.wire.history import HistoryCache
+from silva.wire.model_request import ModelRequest
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
@@ -23,14 +23,14 @@ JSON = st.recursive(
 
 
 class BodyReader:
-    """Parses bodies as one dialect does, each with an empty history unless one is given."""
+    """Parses bodies as one protocol does, each with an empty history unless one is given."""
 
-    def __init__(self, dialect: Dialect):
-        self._dialect = dialect
+    def __init__(self, form: ApiFormat):
+        self._form = form
 
     def parse(self, body: Any, history: HistoryCache | None = None) -> ModelRequest:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self._dialect.parse(data, HistoryCache() if history is None else history)
+        return self._form.parse(data, HistoryCache() if history is None else history)
 
     def refusal(self, body: Any, history: HistoryCache | None = None) -> RequestError:
         """The error of a body that must be refused."""

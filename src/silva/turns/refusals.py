@@ -1,4 +1,4 @@
-"""Refuses what can never fit into the context, before it costs the time and the memory to encode it."""
+"""Requests that are refused before they are encoded: too long for any context, or with images nobody could see."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import msgspec
 
+from silva.codec import TurnCodec
 from silva.forest.session_forest import Match
-from silva.turns.model_request import ModelRequest
+from silva.inference.engine import ImageSupport
 from silva.types.errors import RequestError
 from silva.types.messages import images_of
+from silva.wire.model_request import ModelRequest
 
 SLACK = 4
 """For templates and normalizers that take text away."""
@@ -42,6 +44,23 @@ def refuse_hopeless(
         for field, value in (("tools", conversation.tools), ("chat_template_kwargs", conversation.template_kwargs)):
             text = msgspec.json.encode(value).decode() if value else ""
             _check([text], f"the {field} of this request have", field, limit, longest_token, encode)
+
+
+def refuse_images(request: ModelRequest, match: Match, codec: TurnCodec, support: ImageSupport) -> None:
+    """Raise RequestError, with the image's path, where the engine could not see an image of the new messages."""
+    if support == "any":
+        return
+    for index, message in enumerate(request.messages_between(match.num_matched, match.num_messages), match.num_matched):
+        if not message.parts:
+            continue
+        if support == "none":
+            why = "the model of this run reads text only"
+        elif not codec.shows_images(message.role, request.conversation):
+            why = f"the model's chat template has no place for images in {message.role} messages"
+        else:
+            continue
+        at = request.images.path_of(message.images[0], request.path_of(index))
+        raise RequestError(f"{at} is an image, but {why}", field=at, code="unsupported_content")
 
 
 def _check(
