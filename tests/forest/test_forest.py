@@ -11,7 +11,8 @@ from silva.forest.identity import message_digest
 from silva.forest.lineage import build_sample, linear_leaf, node_records
 from silva.forest.session_forest import MAX_SPELLINGS, Node, Placement, SessionForest
 from silva.parsers import TurnParser
-from silva.turns.placing import place_turn, read_turn
+from silva.turns.placing import place_turn
+from silva.turns.reading import read_turn
 from silva.types.errors import SessionFailure
 from silva.types.generation import GenerateResult, VersionSpan
 from silva.types.messages import Conversation, Message, ToolCall

@@ -24,7 +24,8 @@ from silva.forest.lineage import build_sample, build_samples, exported_leaves, l
 from silva.forest.records import ToldHistories
 from silva.forest.session_forest import Match, Node, SessionForest
 from silva.parsers import TurnParser
-from silva.turns.placing import place_turn, read_turn
+from silva.turns.placing import place_turn
+from silva.turns.reading import read_turn
 from silva.types.errors import SessionFailure, TransitionRefused
 from silva.types.generation import GenerateResult, append_span
 from silva.types.messages import Conversation, Message, ToolCall
