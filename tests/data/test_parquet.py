@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from silva.data.options import DataOptions
 from silva.data.parquet import json_value, parquet_rows
 from silva.data.rows import load_dataset
 from silva.types.errors import DatasetError
@@ -25,7 +26,7 @@ def write(path: Path, **columns: Any) -> Path:
 
 
 def load(path: Path, **more: bool):
-    return load_dataset(path, input_key="input", metadata_key="metadata", **more)
+    return load_dataset(path, DataOptions(**more))
 
 
 def test_rows_are_those_of_the_same_json_lines(tmp_path: Path) -> None:

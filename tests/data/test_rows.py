@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from silva.config.options import RunConfig
+from silva.data.options import DataOptions
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, Row, load_dataset
 from silva.run.assembly import load_prompts
@@ -18,7 +19,7 @@ from silva.types.rollout import SessionInput
 
 
 def load(path: Path, **more: bool) -> Dataset:
-    return load_dataset(path, input_key="input", metadata_key="metadata", **more)
+    return load_dataset(path, DataOptions(**more))
 
 
 def test_text_messages_and_metadata_only(tmp_path: Path) -> None:
@@ -57,13 +58,11 @@ BROKEN = [
 def test_a_label_is_any_value_and_no_part_of_what_the_agent_gets(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"input": "q", "answer": [1, {"x": null}]}\n{"input": "q", "answer": false}\n{"input": "q"}\n')
-    dataset = load_dataset(path, input_key="input", metadata_key="metadata", label_key="answer")
+    dataset = load_dataset(path, DataOptions(label_key="answer"))
     assert [row.label for row in dataset.rows] == [[1, {"x": None}], False, None]
     assert {str(row.input.to_json()) for row in dataset.rows} == {"{'messages': [{'role': 'user', 'content': 'q'}]}"}
     assert [row.label for row in load(path).rows] == [None] * 3
-    asked = {
-        key: load_dataset(path, input_key="input", metadata_key="metadata", label_key=key) for key in ("answer", "x")
-    }
+    asked = {key: load_dataset(path, DataOptions(label_key=key)) for key in ("answer", "x")}
     assert [found.keys_without_label for found in asked.values()] == [(), ("input", "answer")]
 
 

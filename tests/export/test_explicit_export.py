@@ -13,7 +13,8 @@ from messages_client import sdk as anthropic_sdk
 from pictures import chat_part, data_uri, png
 
 from silva.codec import TurnCodec
-from silva.export.exporter import Exporter, ExportSettings
+from silva.export.exporter import Exporter
+from silva.export.options import ExportOptions
 from silva.types.errors import SessionFailure
 from silva.types.rollout import ExportRecord
 
@@ -26,15 +27,15 @@ SYSTEM: Json = {"role": "system", "content": "be brief"}
 USER: Json = {"role": "user", "content": "hi"}
 
 
-def export(serve: Serve, session_id: str, *records: Json, **settings: Any) -> list[ExportRecord]:
+def export(serve: Serve, session_id: str, *records: Json, **options: Any) -> list[ExportRecord]:
     output = "".join(json.dumps(record) + "\n" for record in records).encode()
-    exporter = Exporter(ExportSettings(**settings))
+    exporter = Exporter(ExportOptions(**options))
     return exporter.records(serve.forest(session_id), output, "train", f"session {session_id}")
 
 
-def refused(serve: Serve, session_id: str, record: Json, **settings: Any) -> str:
+def refused(serve: Serve, session_id: str, record: Json, **options: Any) -> str:
     with pytest.raises(SessionFailure) as caught:
-        export(serve, session_id, {"name": "main", **record}, **settings)
+        export(serve, session_id, {"name": "main", **record}, **options)
     assert caught.value.reason == "record_unmatched"
     text = str(caught.value)
     assert text.startswith("record 'main' (line 1 of the output file) matches no committed state: ")
@@ -165,7 +166,7 @@ async def test_lossy_records_are_the_turns_that_they_were(codec: TurnCodec):
         ]
         record = {"name": "main", "messages": lossy, "tools": TOOLS}
         assert ids(export(serve, "s", record)) == [serve.responses("s")[-1].node_id]
-        text = refused(serve, "s", {**record, "messages": lossy}, lenient=False)
+        text = refused(serve, "s", {**record, "messages": lossy}, agentic_echo_match="exact")
         assert '/messages/2/reasoning_content differs: "hm" in response 2' in text
         wrong = [*lossy[:3], {**lossy[3], "tool_call_id": "theirs"}, lossy[4]]
         assert "/messages/3/tool_call_id differs" in refused(serve, "s", {**record, "messages": wrong})
@@ -181,7 +182,11 @@ async def test_the_part_that_went_on_with_a_cut_turn_may_be_all_that_it_says(cod
         assert (cut["content"], rest["content"], rest["reasoning_content"]) == ("", "found", "so")
         part, whole = serve.responses("s")
         records = [{"name": f"r{end}", "messages": [USER, cut, rest][:end]} for end in (2, 3)]
-        assert ids(export(serve, "s", *records, lenient=lenient)) == [part.node_id, whole.node_id]
+        mode = "lenient" if lenient else "exact"
+        assert ids(export(serve, "s", *records, agentic_echo_match=mode)) == [
+            part.node_id,
+            whole.node_id,
+        ]
 
 
 async def test_contexts_may_not_be_more_than_memory_holds(codec: TurnCodec, monkeypatch: pytest.MonkeyPatch):
@@ -206,7 +211,7 @@ async def test_noise_in_the_system_prompt_makes_no_other_record(codec: TurnCodec
         history = [billed("22"), USER, message, {"role": "user", "content": "on"}]
         record = {"name": "main", "messages": [billed("33"), *history[1:], await serve.message("s", history)]}
         assert ids(export(serve, "s", record)) == [serve.responses("s")[-1].node_id]
-        text = refused(serve, "s", record, profiles=())
+        text = refused(serve, "s", record, agentic_profiles=["none"])
         assert "/messages/0/content differs" in text and "cch=11" in text and "cch=33" in text
 
 
@@ -261,7 +266,7 @@ async def test_a_responses_client_exports_chat_messages(codec: TurnCodec):
             {"role": "assistant", "content": last.output_text, "reasoning_content": "so"},
         ]
         record = {"name": "main", "messages": history, "tools": TOOLS}
-        assert ids(export(serve, "s", record, lenient=False)) == [serve.responses("s")[-1].node_id]
+        assert ids(export(serve, "s", record, agentic_echo_match="exact")) == [serve.responses("s")[-1].node_id]
         with pytest.raises(
             SessionFailure, match=r"messages\[1\]\.role.*input item of the Responses API \('reasoning'\)"
         ):
@@ -296,7 +301,7 @@ async def test_a_messages_client_exports_chat_messages(codec: TurnCodec):
             {"role": "assistant", "content": said[0].text, "reasoning_content": "so"},
         ]
         record = {"name": "main", "messages": chat, "tools": TOOLS}
-        assert ids(export(serve, "s", record, lenient=False)) == [serve.responses("s")[-1].node_id]
+        assert ids(export(serve, "s", record, agentic_echo_match="exact")) == [serve.responses("s")[-1].node_id]
         with pytest.raises(SessionFailure, match=r"messages\[1\]\.content\[0\].*blocks of the Anthropic Messages API"):
             export(serve, "s", {"name": "main", "messages": history, "tools": TOOLS})
 
@@ -342,7 +347,7 @@ async def test_rewards_and_metadata_go_with_their_record(codec: TurnCodec):
             {"name": "side", "messages": history[:3], "tools": TOOLS, "metadata": {"role": "side"}, "color": 1},
             {"name": "other", "messages": history[:4], "tools": TOOLS, "reward": -1},
         ]
-        main, side, other = export(serve, "s", *records, reward_keys={"train": "score"})
+        main, side, other = export(serve, "s", *records, reward_key="score")
         assert (main.reward, main.helpers, main.metadata) == (0.5, {"n": 3.0, "ok": 1.0}, {})
         assert (side.reward, side.helpers, side.metadata) == (None, {}, {"role": "side"})
         assert (other.reward, other.helpers) == (-1.0, {})
@@ -350,7 +355,7 @@ async def test_rewards_and_metadata_go_with_their_record(codec: TurnCodec):
             export(serve, "s", *records)
         assert caught.value.reason == "reward_invalid"
 
-        keys = Exporter(ExportSettings(reward_keys={"train": "a", "eval": "b"}))
+        keys = Exporter(ExportOptions(reward_key="a", eval_reward_key="b"))
         data = b'{"reward": {"a": 1, "b": 2}}'
         rewards = [keys.records(serve.forest("s"), data, mode, "s")[0].reward for mode in ("train", "eval")]
         assert rewards == [1.0, 2.0]

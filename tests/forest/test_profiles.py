@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from silva.forest.identity import message_digest
 from silva.forest.profiles import PROFILES, Canonicaliser, linear_under, parse_profiles
+from silva.types.errors import ConfigError
 from silva.types.messages import Message, Role
 
 HEADER = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch=fa690;"
@@ -92,5 +93,5 @@ def test_texts_differ_behind_the_noise_as_they_did(left: str, right: str):
     ],
 )
 def test_wrong_names_are_told(values: list[str], word: str):
-    with pytest.raises(ValueError, match=word):
+    with pytest.raises(ConfigError, match=word):
         parse_profiles(values)

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 from spans import responses_of
 
-from silva.judge.rewards import Rewards, RewardSettings
+from silva.judge.options import RewardOptions
+from silva.judge.rewards import Rewards
 from silva.judge.user_function import UserFunctionPool
 from silva.types.errors import GroupEnd, SessionFailure
 from silva.types.generation import VersionSpan
 from silva.types.rollout import TrainingSample
-from silva.types.sample_view import OptionsView
 
 CODE = """
 from pathlib import Path
@@ -64,12 +64,9 @@ def session(mode: str = "train", output: bytes | None = None):
     )
 
 
-def settings(**more) -> RewardSettings:
-    return RewardSettings(keys={"train": "score", "eval": "eval_score"}, **more)
-
-
 def stage(function, **more) -> Rewards:
-    return Rewards(settings(**more), function=function, options=OptionsView({}), decode=lambda ids: str(list(ids)))
+    options = RewardOptions(**{"reward_key": "score", "eval_reward_key": "eval_score", "reward_retries": 0, **more})
+    return Rewards(options, function=function, decode=lambda ids: str(list(ids)))
 
 
 @pytest.fixture
@@ -90,7 +87,7 @@ async def test_who_is_asked_and_whose_word_counts(pool: UserFunctionPool, tmp_pa
     ]
     assert (await stage(length).judge_session(session("eval"), mixed))[0].reward == 9.0
     (tmp_path / "asked").unlink()
-    shared = stage(length, one_a_session=True)
+    shared = stage(length, agentic_credit="shared")
     assert await shared.judge_session(session(), mixed) == mixed
     once = await shared.judge_session(session(), (sample("a"), sample("b")))
     assert [item.reward for item in once] == [2.0, None]
@@ -103,7 +100,7 @@ async def test_without_a_function_a_reward_is_needed_unless_credit_comes_from_el
     with pytest.raises(SessionFailure, match="no reward function is configured") as caught:
         await stage(None).judge_session(session(), given[:1])
     assert caught.value.reason == "reward_missing"
-    assert await stage(None, needed=False).judge_session(session(), given[:1]) == given[:1]
+    assert await stage(None, agentic_custom_advantage_path="m.f").judge_session(session(), given[:1]) == given[:1]
 
 
 async def test_a_missing_reward_is_told_by_what_the_agent_wrote_instead():
@@ -122,18 +119,18 @@ async def test_a_missing_reward_is_told_by_what_the_agent_wrote_instead():
 
 async def test_a_failed_judge_is_asked_again_and_then_the_policy_applies(pool: UserFunctionPool):
     second = await pool.check("judge.second_time", "--x", ("args", "sample"))
-    rewards = stage(second, num_retries=1)
+    rewards = stage(second, reward_retries=1)
     assert (await rewards.judge_session(session(), (sample("a"),)))[0].reward == 1.0
     assert rewards.take_numbers()["reward/latency_s/max"] > 0 and rewards.take_numbers() == {}
     never = await pool.check("judge.never", "--x", ("args", "sample"))
     with pytest.raises(SessionFailure, match=r"session s, context a: judge\.never raised OSError: the judge") as caught:
         await stage(never).judge_session(session(), (sample("a"),))
     assert caught.value.reason == "reward_failed"
-    assert (await stage(never, failure_score=-1.0).judge_session(session(), (sample("a"),)))[0].reward == -1.0
+    assert (await stage(never, reward_failure_score=-1.0).judge_session(session(), (sample("a"),)))[0].reward == -1.0
 
 
 async def test_a_group_value_that_is_no_list_ends_the_group(pool: UserFunctionPool):
     text = await pool.check("judge.text", "--x", ("args", "samples"))
     with pytest.raises(GroupEnd, match="returned a str for 2 contexts of 2 sessions") as caught:
-        await stage(text, group_wise=True).judge_group([(session(), (sample("a"),)), (session(), (sample("a"),))])
+        await stage(text, group_rm=True).judge_group([(session(), (sample("a"),)), (session(), (sample("a"),))])
     assert (caught.value.reason, caught.value.state) == ("group_reward_invalid", "dropped")

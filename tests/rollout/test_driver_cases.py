@@ -15,7 +15,8 @@ from silva_command import AGENT
 
 from silva.agent.client import AgentRunner
 from silva.codec import TurnCodec
-from silva.export.exporter import Exporter, ExportSettings
+from silva.export.exporter import Exporter
+from silva.export.options import ExportOptions
 from silva.forest.lineage import build_samples
 from silva.gateway.dialect import RETRY_HEADER
 from silva.rollout.driver import AgentSettings, ProcessDriver
@@ -197,9 +198,9 @@ async def test_tree_08_a_stray_client_of_the_agents_tool_is_named_and_never_pick
         assert "2 root(s)" in told and "--agentic-export" in told
         assert f"response {stray.node_id} (request {stray.request_id})" in told and str(first.request_id) in told
         assert [record.match for record in session.requests] == ["root", "root", "append"]
-        (last,) = Exporter(ExportSettings(implicit="last")).records(session.forest, b"", "train", "s")
+        (last,) = Exporter(ExportOptions(agentic_export="last")).records(session.forest, b"", "train", "s")
         assert (last.name, last.node_id) == (None, main.node_id)
-        leaves = Exporter(ExportSettings(implicit="leaves")).records(session.forest, b"", "train", "s")
+        leaves = Exporter(ExportOptions(agentic_export="leaves")).records(session.forest, b"", "train", "s")
         assert [(leaf.name, leaf.node_id) for leaf in leaves] == [("leaf-0", stray.node_id), ("leaf-1", main.node_id)]
 
 

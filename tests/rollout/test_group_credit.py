@@ -14,7 +14,8 @@ from silva.config.validate import one_context_reason
 from silva.data.prompts import Prompt
 from silva.judge.custom_advantage import CustomAdvantage
 from silva.judge.group_end import GroupResult, GroupSettings
-from silva.judge.rewards import Rewards, RewardSettings
+from silva.judge.options import RewardOptions
+from silva.judge.rewards import Rewards
 from silva.rollout.failure_budget import FailureBudget
 from silva.rollout.group_runner import GroupRunner
 from silva.rollout.recorded_groups import RecordedGroups
@@ -25,7 +26,6 @@ from silva.turns.session import Session
 from silva.types.clock import SystemClock
 from silva.types.errors import SessionFailure, SilvaError
 from silva.types.rollout import ExportRecord, SessionInput
-from silva.types.sample_view import OptionsView
 
 GIVES_CREDIT = {"agentic_credit": "shared", "use_dynamic_batch_size": True, "max_tokens_per_gpu": 64}
 
@@ -72,9 +72,8 @@ async def run_group(
                 ledger=ledger,
                 budget=FailureBudget(99),
                 rewards=Rewards(
-                    RewardSettings(needed=credit is None, keys={"train": None, "eval": None}),
+                    RewardOptions(agentic_custom_advantage_path=None if credit is None else "m.f"),
                     function=None,
-                    options=OptionsView({}),
                     decode=codec.decode,
                 ),
                 credit=credit,

@@ -24,10 +24,7 @@ from silva.run.assembly import run_id_of
 from silva.run.settings import (
     credit_of,
     credit_share,
-    export_settings,
     group_settings,
-    has_custom_advantage,
-    shared_prefix,
 )
 from silva.run.user_code import build_credit, build_rewards, open_user_code
 from silva.store.dumps import PLACEHOLDER, check_dump_template, dump_path
@@ -74,17 +71,17 @@ async def _reexport(
 ) -> int:
     async with AsyncExitStack() as stack:
         folder = next(iter(files.values()), run_dir).parent
-        if config.custom_rm_path is not None or has_custom_advantage(config):
+        if config.custom_rm_path is not None or config.has_custom_advantage:
             folder.mkdir(parents=True, exist_ok=True)  # for the log of the functions, which stands beside the files
         code = await open_user_code(config, folder, run_id_of(run_dir), stack)
         credit = build_credit(config, code) or GroupCredit(
             credit_of=credit_of(config),
             share=credit_share(config) or "shared",
-            shared_prefix=shared_prefix(config),
+            shared_prefix=config.agentic_shared_prefix,
         )
         work = Reexport(
             conn,
-            exporter=Exporter(export_settings(config)),
+            exporter=Exporter(config),
             rewards=build_rewards(config, code, _no_texts if code.reward is None else _decoder(config)),
             credit=credit,
             settings={mode: group_settings(config, mode) for mode in ("train", "eval")},

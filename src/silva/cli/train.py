@@ -34,7 +34,7 @@ from silva.run.assembly import (
 )
 from silva.run.build_learner import build_learner
 from silva.run.evaluator import Evaluator
-from silva.run.settings import credit_of, credit_share, eval_concurrency, group_settings, shared_prefix
+from silva.run.settings import credit_of, credit_share, eval_concurrency, group_settings
 from silva.run.user_code import build_credit, build_custom_tis, open_user_code
 from silva.store.files import DB_NAME, lock_run
 from silva.store.metrics import METRICS_NAME, MetricsWriter
@@ -182,7 +182,7 @@ async def _train_on_records(config: RunConfig, view: RunView, run_dir: Path) -> 
             num_rollout=config.num_rollout,
             credit=build_credit(config, user_code),
             one_context=one_context_reason(config),
-            shared_prefix=shared_prefix(config),
+            shared_prefix=config.agentic_shared_prefix,
         )
         trainer = Trainer(
             backend=await build_learner(
@@ -240,7 +240,7 @@ def _trainer_settings(config: RunConfig, run_dir: Path, first: int) -> TrainerSe
         num_steps=config.num_steps_per_rollout,
         credit_of=credit_of(config),
         credit_share=credit_share(config),
-        shared_prefix=shared_prefix(config),
+        shared_prefix=config.agentic_shared_prefix,
         eval_interval=config.eval_interval,
         save_interval=config.save_interval,
         save_hf=None if config.save_hf is None else Path(config.save_hf),

@@ -42,7 +42,7 @@ def validate(config: RunConfig, command: Command) -> None:
         return
     _check_engine(config, command)
     _check_not_built(config)
-    _check_profiles(config)
+    parse_profiles(config.agentic_profiles)
     if command == "serve":
         return
     _check_agent(config)
@@ -112,7 +112,7 @@ def _refuse_set(config: RunConfig, names: tuple[str, ...], flag: str, why: str) 
 
 def validate_judgement(config: RunConfig) -> None:
     """Raise ConfigError where the options of export, reward and credit do not fit together; others do not count."""
-    _check_profiles(config)
+    parse_profiles(config.agentic_profiles)
     _check_credit(config)
     check_credit(config)
     _check_rewards(config)
@@ -195,13 +195,6 @@ def one_context_reason(config: RunConfig) -> str | None:
 
 def _credits_contexts(config: RunConfig) -> bool:
     return config.agentic_credit is not None or config.agentic_custom_advantage_path is not None
-
-
-def _check_profiles(config: RunConfig) -> None:
-    try:
-        parse_profiles(config.agentic_profiles)
-    except ValueError as error:
-        raise ConfigError(f"--agentic-profiles: {error}") from error
 
 
 def _check_credit(config: RunConfig) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from silva.data.options import DataOptions
 from silva.data.parquet import parquet_rows
 from silva.types.errors import DatasetError
 from silva.types.messages import JsonObject
@@ -52,15 +53,14 @@ class Dataset:
         return indices
 
 
-def load_dataset(
-    path: Path, *, input_key: str, metadata_key: str, label_key: str | None = None, skip_bad_rows: bool = False
-) -> Dataset:
+def load_dataset(path: Path, options: DataOptions) -> Dataset:
     """Read a JSON Lines file, or a Parquet file where the path ends in `.parquet`.
 
-    A row needs a text or message list under `input_key`, an object under `metadata_key`, or both; its label is whatever
-    stands under `label_key`, else None. Raises DatasetError with the first ten broken lines, unless `skip_bad_rows`
-    drops and counts them.
+    A row needs a text or message list under the input key, an object under the metadata key, or both; its label is
+    whatever is under the label key, else None. Raises DatasetError with the first ten broken lines, unless they are
+    dropped and counted (--skip-bad-rows).
     """
+    label_key = options.label_key
     rows: list[Row] = []
     errors: list[str] = []
     labelled, seen = False, dict[str, None]()
@@ -68,12 +68,12 @@ def load_dataset(
         try:
             row = _read_object(text)
             label = None if label_key is None else row.get(label_key)
-            labelled |= label_key is not None and label_key in row
+            labelled |= label_key in row
             seen.update(dict.fromkeys(list(row)[:8]) if len(seen) < 8 else {})
-            rows.append(Row(line=number, input=_read_input(row, input_key, metadata_key), label=label))
+            rows.append(Row(line=number, input=_read_input(row, options), label=label))
         except ValueError as error:
             errors.append(f"{'row' if _is_parquet(path) else 'line'} {number}: {error}")
-    if errors and not skip_bad_rows:
+    if errors and not options.skip_bad_rows:
         shown = "\n  ".join(errors[:MAX_SHOWN_ERRORS])
         raise DatasetError(
             f"dataset {path}: {len(errors)} of {len(errors) + len(rows)} rows cannot be used; repair them or pass "
@@ -138,7 +138,8 @@ def _check_depth(row: JsonObject) -> None:
     raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
 
 
-def _read_input(row: Mapping[str, Any], input_key: str, metadata_key: str) -> SessionInput:
+def _read_input(row: Mapping[str, object], options: DataOptions) -> SessionInput:
+    input_key, metadata_key = options.input_key, options.metadata_key
     messages = None if row.get(input_key) is None else _read_messages(row[input_key], input_key)
     metadata = row.get(metadata_key)
     if metadata is not None and not isinstance(metadata, dict):

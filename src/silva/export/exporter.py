@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from silva.credit.reward import read_reward
+from silva.export.options import ExportOptions
 from silva.forest.identity import root_key
-from silva.forest.lineage import ExportMode, exported_leaves
-from silva.forest.profiles import PROFILES, Canonicaliser, Profile
+from silva.forest.lineage import exported_leaves
+from silva.forest.profiles import Canonicaliser
 from silva.forest.record_faults import RecordHistory, why_unmatched
 from silva.forest.records import Candidate, Choice, ToldHistories, choose
 from silva.forest.session_forest import SessionForest
@@ -42,26 +41,13 @@ _ANTHROPIC_BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
 _TOP_LEVEL_TEXTS = ("system", "instructions", "input")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportSettings:
-    """What is exported of sessions. `implicit`: of one whose agent named no context.
-
-    `profiles` and `lenient` are those under which requests were matched. `reward_keys` name, by mode, the
-    entry of reward objects that counts.
-    """
-
-    implicit: ExportMode = "strict"
-    profiles: tuple[Profile, ...] = tuple(PROFILES.values())
-    lenient: bool = True
-    reward_keys: Mapping[Mode, str | None] = field(default_factory=dict[Mode, "str | None"])
-
-
 class Exporter:
     """Consumes a session's forest and its raw output; produces its contexts. Safe to use from several threads."""
 
-    def __init__(self, settings: ExportSettings | None = None):
-        self._settings = settings or ExportSettings()
-        self._clean = Canonicaliser(self._settings.profiles)
+    def __init__(self, options: ExportOptions | None = None):
+        """`options` must match requests as the turn service did; None takes the defaults."""
+        self._options = options or ExportOptions()
+        self._clean = Canonicaliser(self._options.profiles)
         self._lock = threading.Lock()
         self.counters: Counter[str] = Counter()
         """Over all records: `repair_<kind>`, `ambiguous` (several states fitted), `same_state` (one taken twice),
@@ -81,8 +67,7 @@ class Exporter:
             names = ", ".join(record.where for record in document.records[:4])
             text = f"{names}: no record can be matched; " if names else ""
             raise SessionFailure(NO_RESPONSE, f"{text}the agent ended without an answer of the model")
-        settings = self._settings
-        key = settings.reward_keys.get(mode)
+        key = self._options.reward_key_of(mode)
         if document.records:
             records = self._explicit(forest, document.records, key, where)
         else:
@@ -99,7 +84,7 @@ class Exporter:
     def _implicit(
         self, forest: SessionForest, document: OutputDocument, key: str | None, where: str
     ) -> list[ExportRecord]:
-        mode, reward = self._settings.implicit, read_reward(document.reward, where, key)
+        mode, reward = self._options.agentic_export, read_reward(document.reward, where, key)
         return [
             ExportRecord(
                 name=f"leaf-{number}" if mode == "leaves" else None,
@@ -133,7 +118,7 @@ class Exporter:
 
     def _candidates(self, told: ToldHistories, record: OutputRecord, cache: HistoryCache) -> tuple[Candidate, ...]:
         history, skipped = _history(record, cache)
-        lenient = self._settings.lenient
+        lenient = self._options.lenient
         search = told.find(root_key(history.conversation), history.digests, history.message_at, lenient=lenient)
         if search.candidates:
             return search.candidates

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from silva.forest.lineage import ExportMode, SharedPrefix
 from silva.forest.options import MatchOptions
 from silva.types.option import opt
+from silva.types.rollout import Mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,3 +30,7 @@ class ExportOptions(MatchOptions):
     eval_reward_key: str | None = opt(
         "eval", None, "Entry of reward objects that counts in eval (default: --reward-key).", metavar="KEY"
     )
+
+    def reward_key_of(self, mode: Mode) -> str | None:
+        """The entry of a reward object that counts in sessions of this mode."""
+        return self.eval_reward_key or self.reward_key if mode == "eval" else self.reward_key

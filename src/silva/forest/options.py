@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from silva.forest.echo import EchoMatch
-from silva.forest.profiles import PROFILES
+from silva.forest.profiles import PROFILES, Profile, parse_profiles
 from silva.types.option import opt
 
 
@@ -25,3 +25,13 @@ class MatchOptions:
         f"Noise of system prompts that makes no new state: auto (what is found; default), none, {', '.join(PROFILES)}.",
         metavar="NAME",
     )
+
+    @property
+    def lenient(self) -> bool:
+        """An assistant message that lost something on its way back is still the turn that was sampled."""
+        return self.agentic_echo_match == "lenient"
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """The profiles in force. Raises ConfigError for names that are none."""
+        return parse_profiles(self.agentic_profiles)

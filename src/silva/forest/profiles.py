@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from silva.forest.echo import MessageAt
 from silva.forest.identity import message_digest
+from silva.types.errors import ConfigError
 from silva.types.messages import Message
 
 AUTO, NONE = "auto", "none"
@@ -68,19 +69,22 @@ PROFILES = {profile.name: profile for profile in (BILLING, ENV_DATE)}
 
 
 def parse_profiles(names: Sequence[str]) -> tuple[Profile, ...]:
-    """The profiles that option values name: `auto` all, `none` none. Raises ValueError that names what is wrong."""
+    """The profiles that option values name: `auto` all, `none` none. Raises ConfigError that names what is wrong."""
     if not names:
-        raise ValueError(f"it names nothing; use {AUTO}, {NONE} or names of profiles")
+        raise ConfigError(f"--agentic-profiles names nothing; use {AUTO}, {NONE} or names of profiles")
     for word in (AUTO, NONE):
         if word in names and len(names) > 1:
-            raise ValueError(f"{word!r} stands alone, but {len(names)} values are given: {' '.join(names)}")
+            raise ConfigError(
+                f"--agentic-profiles: {word!r} stands alone, but it has {len(names)} values: {' '.join(names)}"
+            )
     if names[0] in (AUTO, NONE):
         return tuple(PROFILES.values()) if names[0] == AUTO else ()
     for name in names:
         if name not in PROFILES:
             close = difflib.get_close_matches(name, PROFILES, n=1, cutoff=0.4)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            raise ValueError(f"{name!r} is no known profile{hint}; known are {', '.join(PROFILES)}, {AUTO} and {NONE}")
+            known = f"{', '.join(PROFILES)}, {AUTO} and {NONE}"
+            raise ConfigError(f"--agentic-profiles: {name!r} is no known profile{hint}; known are {known}")
     return tuple(PROFILES[name] for name in dict.fromkeys(names))
 
 

@@ -48,3 +48,8 @@ class RewardOptions(ExportOptions):
         "What each of several contexts gets of its session's credit: all of it, or its share of the sampled tokens "
         "(default: several contexts are refused in training).",
     )
+
+    @property
+    def has_custom_advantage(self) -> bool:
+        """A user function turns outcomes into credit; then no reward is needed."""
+        return self.agentic_custom_advantage_path is not None

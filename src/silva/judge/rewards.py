@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from silva.credit.reward import Reward, read_reward
+from silva.judge.options import RewardOptions
 from silva.judge.sample_views import Decode, sample_view
 from silva.judge.user_function import UserCodeError, UserFunction
 from silva.turns.session import Session
@@ -31,23 +32,6 @@ _MAX_READ_AGAIN = 1 << 16
 """Bytes of an output that an error may take the time to read once more."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RewardSettings:
-    """What is made of rewards.
-
-    `needed`: a session without one fails. `one_a_session`: contexts share the session's reward, so it is asked for
-    once. `keys`: by mode, the entry of a reward object that counts. `num_retries`: how often a function that gave no
-    value is asked again; `failure_score`: what then stands for it, None to fail the session.
-    """
-
-    needed: bool = True
-    one_a_session: bool = False
-    group_wise: bool = False
-    keys: Mapping[Mode, str | None]
-    num_retries: int = 0
-    failure_score: float | None = None
-
-
 class Rewards:
     """Gives sessions their rewards.
 
@@ -55,20 +39,19 @@ class Rewards:
     contexts with their rewards, each matched by its place in the call that asked for it.
     """
 
-    def __init__(
-        self, settings: RewardSettings, *, function: UserFunction | None, options: OptionsView, decode: Decode
-    ):
-        assert function is not None or not settings.group_wise
-        self._settings = settings
-        self._function = function
+    def __init__(self, options: RewardOptions, *, function: UserFunction | None, decode: Decode):
+        """The function's `args` are all fields of `options`."""
+        assert function is not None or not options.group_rm
         self._options = options
+        self._args = OptionsView(asdict(options))
+        self._function = function
         self._decode = decode
         self._latencies_s: list[float] = []
         self._num_overwritten = 0
 
     @property
     def group_wise(self) -> bool:
-        return self._settings.group_wise
+        return self._options.group_rm
 
     def take_numbers(self) -> dict[str, float]:
         """Metrics since this was asked last: agents' rewards that a group function replaced, seconds a call took."""
@@ -89,7 +72,7 @@ class Rewards:
         assert not self.group_wise, "these rewards are given to whole groups"
         if self._function is not None:
             asked = [index for index, sample in enumerate(samples) if sample.reward is None]
-            if self._settings.one_a_session:
+            if self._options.agentic_credit is not None:  # contexts share the session's reward
                 asked = [0] if len(asked) == len(samples) else []
             judged = await asyncio.gather(*(self._judge(session, samples[index]) for index in asked))
             filled = list(samples)
@@ -143,7 +126,7 @@ class Rewards:
         try:
             value = await self._ask(view)
         except UserCodeError as error:
-            score = self._settings.failure_score
+            score = self._options.reward_failure_score
             if score is None:
                 return SessionFailure("reward_failed", f"{sample.place}: {error}")
             log.warning("%s gets --reward-failure-score %g: %s", sample.place, score, error)
@@ -159,10 +142,10 @@ class Rewards:
     async def _ask(self, views: SampleView | list[SampleView]) -> Any:
         """The function's value; after a failure it is asked again. Raises UserCodeError."""
         assert self._function is not None
-        for num_left in range(self._settings.num_retries, -1, -1):
+        for num_left in range(self._options.reward_retries, -1, -1):
             began_s = time.monotonic()
             try:
-                return await self._function(self._options, views)
+                return await self._function(self._args, views)
             except UserCodeError as error:
                 if not num_left:
                     raise
@@ -176,7 +159,7 @@ class Rewards:
 
     def _read(self, sample: TrainingSample, value: object, mode: Mode) -> Reward:
         where = f"{sample.place} (from {self._path})"
-        return read_reward(value, where, self._settings.keys[mode], allow_bool=True)
+        return read_reward(value, where, self._options.reward_key_of(mode), allow_bool=True)
 
     def _with(self, sample: TrainingSample, reward: Reward) -> TrainingSample:
         return replace(sample, reward=reward.value, helpers={**sample.helpers, **reward.helpers})
@@ -186,7 +169,7 @@ class Rewards:
         return "" if self._function is None else self._function.path
 
     def _check_given(self, session: Session, samples: Sequence[TrainingSample]) -> None:
-        if not self._settings.needed or any(sample.reward is not None for sample in samples):
+        if self._options.has_custom_advantage or any(sample.reward is not None for sample in samples):
             return
         lacks = f"{self._path} gave it none" if self._path else "no reward function is configured (--custom-rm-path)"
         what, remedy = _without_reward(session, samples)

@@ -38,10 +38,8 @@ from silva.run.factories import EngineFactory, RunnerFactory
 from silva.run.producer import Producer, ProducerSettings
 from silva.run.report import StepReport
 from silva.run.settings import (
-    export_settings,
     group_settings,
     num_threads,
-    shared_prefix,
     train_concurrency,
     trained_groups,
     turn_settings,
@@ -112,13 +110,7 @@ def run_id_of(run_dir: Path) -> str:
 
 def load_prompts(config: RunConfig, path: Path) -> Dataset:
     """A dataset file under this run's keys."""
-    dataset = load_dataset(
-        path,
-        input_key=config.input_key,
-        metadata_key=config.metadata_key,
-        label_key=config.label_key,
-        skip_bad_rows=config.skip_bad_rows,
-    )
+    dataset = load_dataset(path, config)
     if dataset.num_skipped:
         log.warning("dataset %s: %d broken rows were left out (--skip-bad-rows)", path, dataset.num_skipped)
     if dataset.keys_without_label:
@@ -258,8 +250,8 @@ async def open_runtime(
         engine = await asyncio.to_thread(lambda: build(config, codec, clock, hf_dir=hf_dir, version=version))
         await engine.start()
         stack.push_async_callback(engine.close)
-        exporter = Exporter(export_settings(config))
-        accounts = OpenSessions(ledger, exporter, shared_prefix=shared_prefix(config)) if open_sessions else None
+        exporter = Exporter(config)
+        accounts = OpenSessions(ledger, exporter, shared_prefix=config.agentic_shared_prefix) if open_sessions else None
         registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts, run_dir, record)
         ledger.event("run_start", {"run_id": run_id, "base_url": server.base_url, "resumed": recovered is not None})
         yield Runtime(

@@ -11,8 +11,6 @@ from silva.config.options import RunConfig
 from silva.config.validate import min_group_size, one_context_reason
 from silva.credit.assign import CreditShare
 from silva.credit.spread import CreditFunction
-from silva.export.exporter import ExportSettings
-from silva.forest.lineage import ExportMode, SharedPrefix
 from silva.forest.profiles import parse_profiles
 from silva.judge.group_end import GroupSettings
 from silva.train.algorithms import ALGORITHMS, credit_function
@@ -55,17 +53,6 @@ def turn_settings(config: RunConfig) -> TurnSettings:
     )
 
 
-def export_settings(config: RunConfig) -> ExportSettings:
-    """What is exported of sessions."""
-    modes: dict[str, ExportMode] = {"last": "last", "leaves": "leaves"}
-    return ExportSettings(
-        implicit=modes.get(config.agentic_export, "strict"),
-        profiles=parse_profiles(config.agentic_profiles),
-        lenient=config.agentic_echo_match != "exact",
-        reward_keys=reward_keys(config),
-    )
-
-
 def group_settings(config: RunConfig, mode: Mode) -> GroupSettings:
     """How the groups of one mode run."""
     train = mode == "train"
@@ -74,7 +61,7 @@ def group_settings(config: RunConfig, mode: Mode) -> GroupSettings:
         num_samples=config.n_samples_per_prompt if train else config.n_samples_per_eval_prompt,
         min_size=min_group_size(config) if train else 1,
         num_retries=config.agent_retries,
-        shared_prefix=shared_prefix(config),
+        shared_prefix=config.agentic_shared_prefix,
     )
 
 
@@ -84,7 +71,7 @@ def trained_groups(config: RunConfig) -> GroupSettings:
         group_settings(config, "train"),
         text_only=True,
         one_context=one_context_reason(config),
-        one_reward=not has_custom_advantage(config),
+        one_reward=not config.has_custom_advantage,
     )
 
 
@@ -101,11 +88,6 @@ def eval_concurrency(config: RunConfig) -> int:
     return math.ceil(train_concurrency(config) * config.n_samples_per_prompt / config.n_samples_per_eval_prompt)
 
 
-def has_custom_advantage(config: RunConfig) -> bool:
-    """A function of the user turns outcomes into credit: then no reward is needed."""
-    return config.agentic_custom_advantage_path is not None
-
-
 def credit_of(config: RunConfig) -> CreditFunction:
     """How the rewards of a group become the credit of its sessions."""
     return credit_function(
@@ -115,16 +97,4 @@ def credit_of(config: RunConfig) -> CreditFunction:
 
 def credit_share(config: RunConfig) -> CreditShare | None:
     """How the credit of a session's reward reaches its contexts; None where a function of the user gives credit."""
-    if has_custom_advantage(config):
-        return None
-    return "split" if config.agentic_credit == "split" else "shared"
-
-
-def shared_prefix(config: RunConfig) -> SharedPrefix:
-    """How often turns shared by contexts are trained."""
-    return "each" if config.agentic_shared_prefix == "each" else "once"
-
-
-def reward_keys(config: RunConfig) -> dict[Mode, str | None]:
-    """By mode, the entry of a reward object that counts."""
-    return {"train": config.reward_key, "eval": config.eval_reward_key or config.reward_key}
+    return None if config.has_custom_advantage else config.agentic_credit or "shared"

@@ -11,10 +11,9 @@ from pathlib import Path
 from silva.config.options import RunConfig
 from silva.judge.custom_advantage import ADVANTAGE_PARAMS, CustomAdvantage
 from silva.judge.group_end import CreditStage
-from silva.judge.rewards import GROUP_RM_PARAMS, RM_PARAMS, Rewards, RewardSettings
+from silva.judge.rewards import GROUP_RM_PARAMS, RM_PARAMS, Rewards
 from silva.judge.sample_views import Decode
 from silva.judge.user_function import UserCodeError, UserFunction, UserFunctionPool
-from silva.run.settings import has_custom_advantage, reward_keys, shared_prefix
 from silva.train.custom_tis import TIS_PARAMS, CustomTis
 from silva.types.sample_view import OptionsView
 
@@ -41,7 +40,7 @@ async def open_user_code(
     What user code starts carries a marker of this process alone: another run in the same folder is not touched.
     """
     tis_path = config.custom_tis_function_path if trains else None
-    if config.custom_rm_path is None and not has_custom_advantage(config) and tis_path is None:
+    if config.custom_rm_path is None and not config.has_custom_advantage and tis_path is None:
         return UserCode()
     pool = UserFunctionPool(
         log_path=run_dir / USER_CODE_LOG,
@@ -75,7 +74,7 @@ def build_credit(config: RunConfig, user_code: UserCode) -> CreditStage | None:
     return CustomAdvantage(
         user_code.advantage,
         failed=UserCodeError,
-        shared_prefix=shared_prefix(config),
+        shared_prefix=config.agentic_shared_prefix,
         path=config.agentic_custom_advantage_path,
     )
 
@@ -90,14 +89,5 @@ def build_custom_tis(config: RunConfig, user_code: UserCode) -> CustomTis | None
 
 def build_rewards(config: RunConfig, user_code: UserCode, decode: Decode) -> Rewards:
     """The Reward stage under the options."""
-    custom = has_custom_advantage(config)
-    settings = RewardSettings(
-        needed=not custom,
-        one_a_session=config.agentic_credit is not None,
-        group_wise=config.group_rm,
-        keys=reward_keys(config),
-        num_retries=config.reward_retries,
-        failure_score=config.reward_failure_score,
-    )
-    function = None if custom and not config.group_rm else user_code.reward
-    return Rewards(settings, function=function, options=OptionsView(asdict(config)), decode=decode)
+    function = None if config.has_custom_advantage and not config.group_rm else user_code.reward
+    return Rewards(config, function=function, decode=decode)
