@@ -21,7 +21,8 @@ from pathlib import Path
 
 from silva.types.errors import SessionFailure
 from silva.types.rollout import SessionInput
-from silva.wire.output_document import OutputDocument, output_invalid, parse_output, start_of
+from silva.types.text import shown
+from silva.wire.output_document import OutputDocument, output_invalid, parse_output
 
 MAX_OUTPUT_BYTES = 64 << 20
 LOG_TAIL_BYTES = 4096
@@ -44,7 +45,7 @@ def session_files(run_dir: Path, session_id: str) -> SessionFiles:
     if not _SAFE_ID.match(session_id):
         raise SessionFailure(
             "session_id_invalid",
-            f"session id {start_of(session_id)} cannot name a folder; use 1 to 128 letters, digits, '-', '_' and '.', "
+            f"session id {shown(session_id)} cannot name a folder; use 1 to 128 letters, digits, '-', '_' and '.', "
             f"and do not begin with '.'",
         )
     root = Path(os.path.abspath(run_dir)) / "sessions" / session_id  # noqa: PTH100 (a link stays a link)

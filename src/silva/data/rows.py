@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from silva.data.parquet import parquet_rows
 from silva.types.errors import DatasetError
 from silva.types.messages import JsonObject
 from silva.types.rollout import SessionInput
-from silva.types.strict_json import refuse_constant
+from silva.types.strict_json import finite_number, read_json
 
 MAX_SHOWN_ERRORS = 10
 MAX_DEPTH = 64
@@ -110,13 +109,11 @@ def _read_object(line: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(line, Mapping):
         return line
     try:
-        row = json.loads(line.decode("utf-8-sig"), parse_constant=refuse_constant, parse_float=_finite)
+        row = read_json(line.decode("utf-8-sig"), parse_float=finite_number)
     except UnicodeDecodeError as error:
         raise ValueError(f"not valid UTF-8 (byte {error.start})") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON: {error.msg} at column {error.colno}") from error
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
     if not isinstance(row, dict):
         raise ValueError(f"a row must be a JSON object, this is {type(row).__name__}")
     _check_depth(row)
@@ -147,13 +144,6 @@ def _read_input(row: Mapping[str, object], options: DataOptions) -> SessionInput
     if messages is None and metadata is None:
         raise ValueError(f"it has neither {input_key!r} nor {metadata_key!r}; its keys are {sorted(row)[:8]}")
     return SessionInput(messages=messages, metadata=metadata)
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"{text} is too large for a number")
-    return number
 
 
 def _read_messages(value: Any, key: str) -> list[JsonObject]:

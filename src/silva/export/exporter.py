@@ -19,12 +19,13 @@ from silva.forest.records import Candidate, Choice, ToldHistories, choose
 from silva.forest.session_forest import SessionForest
 from silva.types.errors import RequestError, SessionFailure
 from silva.types.rollout import ExportRecord, Mode
+from silva.types.text import shown
 from silva.wire.chat_input import project_message
 from silva.wire.fields import read_conversation
 from silva.wire.history import HistoryCache
 from silva.wire.images import RequestImages
 from silva.wire.json_in import read_list, read_value
-from silva.wire.output_document import OutputDocument, OutputRecord, parse_output, record_invalid, start_of
+from silva.wire.output_document import OutputDocument, OutputRecord, parse_output, record_invalid
 
 log = logging.getLogger("silva.rollout")
 
@@ -179,7 +180,7 @@ def _shape_hint(raw: msgspec.Raw) -> str:
     if not isinstance(value, dict):
         return ""
     if "role" not in value and value.get("type") in _RESPONSES_ITEMS:
-        what = f"It is an input item of the Responses API ({start_of(value['type'])})"
+        what = f"It is an input item of the Responses API ({shown(value['type'])})"
     elif isinstance(content := value.get("content"), list) and any(
         isinstance(part, dict) and part.get("type") in _ANTHROPIC_BLOCKS for part in content
     ):

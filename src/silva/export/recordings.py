@@ -7,12 +7,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from silva.types.errors import ConfigError, RequestError, system_reason
 from silva.types.messages import JsonObject, Message
+from silva.types.strict_json import read_json
+from silva.types.text import shown_field
 from silva.wire.chat_input import project_message as chat_message
 from silva.wire.formats import FORMATS
 from silva.wire.history import HistoryCache
@@ -87,24 +89,24 @@ def read_recording(path: Path) -> Recording:
 def _read_line(raw: str, number: int) -> RecordedRequest | None:
     """One line; None where it asks for no turn. Raises ValueError with what is wrong."""
     try:
-        line = json.loads(raw)
+        line = read_json(raw, constants=True)
     except json.JSONDecodeError as error:
         raise ValueError(f"it is no JSON: {error.msg} at column {error.colno}") from error
     if not isinstance(line, dict):
-        raise ValueError(f"it is {_kind(line)}; it must be an object with method, path and body")
+        raise ValueError(f"it is {shown_field(line)}; it must be an object with method, path and body")
     for name in ("method", "path"):
         if not isinstance(line.get(name), str) or not line[name]:
-            raise ValueError(f"`{name}` is {_kind(line.get(name))}; it must be a text that is not empty")
+            raise ValueError(f"`{name}` is {shown_field(line.get(name))}; it must be a text that is not empty")
     session = line.get("session", DEFAULT_SESSION)
     if not isinstance(session, str) or not session:
-        raise ValueError(f"`session` is {_kind(session)}; it must be a text that is not empty")
+        raise ValueError(f"`session` is {shown_field(session)}; it must be a text that is not empty")
     headers = _kept(line.get("headers"))
     route = route_of(line["path"])
     if route is None or line["method"].upper() != "POST":
         return None
     body = line.get("body")
     if not isinstance(body, (dict, str)):
-        raise ValueError(f"`body` is {_kind(body)}; it must be the request's JSON object, or its text")
+        raise ValueError(f"`body` is {shown_field(body)}; it must be the request's JSON object, or its text")
     data = body.encode("utf-8", "replace") if isinstance(body, str) else _json(body)
     answer, items = None, {}
     if line.get("response") is not None:
@@ -137,9 +139,9 @@ def read_answer(route: str, response: Any) -> tuple[Message | None, dict[str, Js
     None for an answer that is an error. Raises RequestError, KeyError and the like for what is no answer of the route.
     """
     events = _events(response) if isinstance(response, str) else []
-    whole: Any = json.loads(response) if isinstance(response, str) and not events else response
+    whole: Any = read_json(response, constants=True) if isinstance(response, str) and not events else response
     if not events and not isinstance(whole, dict):
-        raise TypeError(f"it is {_kind(whole)}")
+        raise TypeError(f"it is {shown_field(whole)}")
     if any(event.get("type") == "error" or event.get("error") for event in events or [whole]):
         return None, {}
     images = RequestImages()
@@ -169,7 +171,7 @@ def _events(text: str) -> list[JsonObject]:
     for line in _SSE_LINE.split(text):
         data = line.removeprefix("data:").strip()
         if line.startswith("data:") and data.startswith("{"):
-            found.append(json.loads(data))
+            found.append(cast("JsonObject", read_json(data, constants=True)))
     return found
 
 
@@ -204,7 +206,7 @@ def _blocks_merged(events: list[JsonObject]) -> list[JsonObject]:
                     blocks[at][name] = blocks[at].get(name, "") + delta[name]
     for at, text in inputs.items():
         if text:
-            blocks[at]["input"] = json.loads(text)
+            blocks[at]["input"] = read_json(text, constants=True)
     return [blocks[index] for index in sorted(blocks)]
 
 
@@ -218,10 +220,3 @@ def _output(events: list[JsonObject]) -> list[JsonObject]:
 
 def _raw(value: Any) -> msgspec.Raw:
     return msgspec.Raw(_json(value))
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "missing or null"
-    text = json.dumps(value, ensure_ascii=True)
-    return text if len(text) <= 60 else text[:57] + "..."

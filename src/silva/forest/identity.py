@@ -16,7 +16,7 @@ from typing import Any
 
 from silva.types.errors import RequestError
 from silva.types.messages import Conversation, JsonObject, Message
-from silva.types.strict_json import refuse_constant, unique_keys
+from silva.types.strict_json import read_json
 
 KEY_BYTES = 16
 MAX_REMEMBERED_CHARS = 256
@@ -110,9 +110,7 @@ def canonical_arguments(raw: str) -> str:
 
 def _canonical_arguments(raw: str) -> str:
     try:
-        value = json.loads(
-            raw, parse_float=_fold_number, parse_int=int, parse_constant=refuse_constant, object_pairs_hook=unique_keys
-        )
+        value = read_json(raw, unique_keys=True, parse_float=_fold_number)
         if "\\ud" in raw or "\\uD" in raw:
             json.dumps(value, ensure_ascii=False).encode()
         return _canonical_json(value)

@@ -22,7 +22,8 @@ from silva.types.errors import GroupEnd, SessionFailure
 from silva.types.numbers import spread
 from silva.types.rollout import Mode, Samples, TrainingSample
 from silva.types.sample_view import OptionsView, SampleView
-from silva.wire.output_document import OutputDocument, parse_output, start_of
+from silva.types.text import shown
+from silva.wire.output_document import OutputDocument, parse_output
 
 log = logging.getLogger("silva.rollout")
 
@@ -187,5 +188,5 @@ def _without_reward(session: Session, samples: Sequence[TrainingSample]) -> tupl
     remedy = 'let the agent write {"reward": NUMBER} to RELAX_OUTPUT_JSON'
     if not output.strip():
         return "the agent wrote no output", remedy
-    others = f" (it holds {', '.join(map(start_of, document.ignored[:8]))})" if document.ignored else ""
+    others = f" (it holds {', '.join(map(shown, document.ignored[:8]))})" if document.ignored else ""
     return f"the output of the agent holds no reward{others}", remedy

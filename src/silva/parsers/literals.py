@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from silva.types.strict_json import refuse_constant, unique_keys
+from silva.types.strict_json import read_json
 
 _TOKEN = re.compile(
     r"""(?P<string>'''(?:[^\\]|\\.)*?'''|\"\"\"(?:[^\\]|\\.)*?\"\"\"|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
@@ -37,9 +37,9 @@ def checked_json(text: str) -> tuple[Any, str] | None:
     """The value of a JSON text and the text without outer blanks; None where it is no JSON that all clients read."""
     text = text.strip()
     try:
-        value: Any = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=unique_keys)
+        value = read_json(text, unique_keys=True)
         text.encode()
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     return value, text
 

@@ -15,6 +15,7 @@ from silva.types.errors import DatasetError
 from silva.types.generation import LOGPROB_ROUNDING, LOWEST_LOGPROB, VersionSpan
 from silva.types.messages import JsonObject
 from silva.types.rollout import Mode, PromptState, ResponseSpan, SessionInput, SessionStatus, TrainingSample
+from silva.types.strict_json import read_json
 
 _OF_GROUP = ("prompt_id", "dataset", "epoch", "row", "position", "attempt", "group_size", "prompt_state")
 _OF_SESSION = ("group_id", "slot", "try_index", "status")
@@ -251,8 +252,8 @@ def _lines(path: Path) -> Iterator[_Line]:
 
 def _document(path: Path, number: int, text: bytes) -> JsonObject:
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = read_json(text, constants=True)
+    except ValueError as error:
         raise DatasetError(f"{path}, line {number}: not valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise DatasetError(f"{path}, line {number}: it must be a JSON object, this is {type(document).__name__}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from silva.types.errors import RequestError
 from silva.types.messages import JsonObject
+from silva.types.text import shown_field
 from silva.types.turn import ApiError, TokenLogprob, TurnOptions, TurnReply
 from silva.wire.chat_input import project_message
 from silva.wire.fields import (
@@ -18,7 +19,7 @@ from silva.wire.fields import (
 )
 from silva.wire.history import HistoryCache
 from silva.wire.images import RequestImages
-from silva.wire.json_in import RawObject, must_be, read_body, read_value, shown
+from silva.wire.json_in import RawObject, must_be, read_body, read_value
 from silva.wire.model_request import ModelRequest
 
 _READ_FIELDS = frozenset(
@@ -82,7 +83,7 @@ class ChatFormat:
 def _options(fields: RawObject, ignored: tuple[str, ...]) -> TurnOptions:
     num = read_value(fields.get("n"), "n")
     if num is not None and (isinstance(num, bool) or num != 1):
-        raise RequestError(f"n is {shown(num)}; it must be 1: one request gives one answer", field="n")
+        raise RequestError(f"n is {shown_field(num)}; it must be 1: one request gives one answer", field="n")
     return TurnOptions(
         model=read_model(fields),
         stream=read_stream(fields),

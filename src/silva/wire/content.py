@@ -9,8 +9,9 @@ import msgspec
 
 from silva.types.errors import RequestError
 from silva.types.messages import EMPTY_TOOL_RESULT, JsonObject, Message, Part, Role, join_texts, text_of
+from silva.types.text import shown_field
 from silva.wire.images import IMAGE_KINDS, RequestImages, is_image_part
-from silva.wire.json_in import RawObject, must_be, read_optional, read_value, shown
+from silva.wire.json_in import RawObject, must_be, read_optional, read_value
 
 ROLES: dict[str, Role] = {
     "system": "system",
@@ -125,7 +126,7 @@ def unsupported_part(kind: object, at: str) -> RequestError:
     if kind in IMAGE_KINDS:
         words = f"{at} is an image; images may stand in user, tool and system messages only"
     else:
-        words = f"{at} is a part of type {shown(kind)}; only texts and images are supported"
+        words = f"{at} is a part of type {shown_field(kind)}; only texts and images are supported"
     return RequestError(words, field=at, code="unsupported_content")
 
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from silva.types.errors import RequestError
 from silva.types.messages import Image, JsonObject
-from silva.wire.json_in import shown
+from silva.types.text import shown_field
 
 MAX_IMAGE_BYTES = 20 << 20
 MAX_URL_CHARS = 8192
@@ -59,14 +59,14 @@ class RequestImages:
             if kind == "base64":
                 return self._decoded(source.get("data"), source.get("media_type"), at)
             if kind != "url":
-                raise _refused(f"its source is of type {shown(kind)}; it must be base64 or url", at)
+                raise _refused(f"its source is of type {shown_field(kind)}; it must be base64 or url", at)
             value = source.get("url")
         if value is None and part.get("file_id") is not None:
             raise _refused(
                 "files are not kept here; send the image itself, as a data: URI or a web address", f"{at}.file_id"
             )
         if not isinstance(value, str):
-            raise _refused(f"its address is {shown(value)}; it must be a data: URI or a web address", at)
+            raise _refused(f"its address is {shown_field(value)}; it must be a data: URI or a web address", at)
         return self._addressed(value, at)
 
     def _addressed(self, url: str, at: str) -> Image:
@@ -79,21 +79,21 @@ class RequestImages:
         if len(url) > MAX_URL_CHARS:
             raise _refused(f"its address has {len(url)} characters; at most {MAX_URL_CHARS} are accepted", at)
         if _WEB.fullmatch(url) is None:
-            raise _refused(f"its address is {shown(url)}; it must be a data: URI or begin with http(s)://", at)
+            raise _refused(f"its address is {shown_field(url)}; it must be a data: URI or begin with http(s)://", at)
         return Image(digest=hashlib.sha256(url.encode()).hexdigest(), url=url)
 
     def _decoded(self, text: object, media_type: object, at: str) -> Image:
         if media_type is not None and not (isinstance(media_type, str) and media_type.lower().startswith("image/")):
-            raise _refused(f"its media type is {shown(media_type)}; it must be that of an image", at)
+            raise _refused(f"its media type is {shown_field(media_type)}; it must be that of an image", at)
         if not isinstance(text, str):
-            raise _refused(f"its data is {shown(text)}; it must be text in base64", at)
+            raise _refused(f"its data is {shown_field(text)}; it must be text in base64", at)
         data = _from_base64(text)
         if data is None:
             raise _refused("its data is not valid base64", at)
         if len(data) > MAX_IMAGE_BYTES:
             raise _refused(f"it has {len(data)} bytes; at most {MAX_IMAGE_BYTES} are accepted", at)
         if not _is_picture(data):
-            said = f" (its media type says {shown(media_type)})" if media_type else ""
+            said = f" (its media type says {shown_field(media_type)})" if media_type else ""
             raise _refused(f"its bytes are no PNG, JPEG, GIF, WebP, BMP or TIFF{said}", at)
         digest = hashlib.sha256(data).hexdigest()
         self._data[digest] = data

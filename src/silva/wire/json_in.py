@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 from typing import Any, TypeVar
 
 import msgspec
 
 from silva.types.errors import RequestError
-from silva.types.strict_json import refuse_constant
+from silva.types.strict_json import TooDeep, finite_number, read_json
+from silva.types.text import shown_field
 
 T = TypeVar("T")
 RawObject = dict[str, msgspec.Raw]
@@ -89,30 +88,21 @@ def read_string(raw: msgspec.Raw | None, field: str) -> str:
 
 def must_be(what: str, value: object, field: str, code: str = "invalid_request") -> RequestError:
     """The error for a value at path `field` that is not `what`."""
-    return RequestError(f"{field} is {shown(value)}; it must be {what}", field=field, code=code)
+    return RequestError(f"{field} is {shown_field(value)}; it must be {what}", field=field, code=code)
 
 
-def shown(value: object) -> str:
-    """A value for an error message, shortened."""
-    if value is None:
-        return "missing or null"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _read_with_surrogates(body: bytes) -> Any:
+def _read_with_surrogates(body: bytes) -> object:
     try:
-        value = json.loads(body.decode(), parse_constant=refuse_constant, parse_float=_finite)
-        return _scrub(value)
+        return _scrub(read_json(body.decode(), parse_float=finite_number))
     except UnicodeDecodeError as error:
         raise _malformed(f"the request body is no valid UTF-8: {error.reason} at byte {error.start}", None) from error
+    except (TooDeep, RecursionError) as error:
+        raise _too_deep(None) from error
     except ValueError as error:
         raise _malformed(f"the request body is no valid JSON: {error}", None) from error
-    except RecursionError as error:
-        raise _too_deep(None) from error
 
 
-def _scrub(value: Any) -> Any:
+def _scrub(value: object) -> object:
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, list):
@@ -121,13 +111,6 @@ def _scrub(value: Any) -> Any:
         return {_scrub(key): _scrub(item) for key, item in value.items()}
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 4096:
         raise ValueError("a number is out of range")
-    return value
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"the number {text[:40]} is out of range")
     return value
 
 

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 from silva.types.errors import SessionFailure
 from silva.types.messages import JsonObject
-from silva.types.text import safe_text
+from silva.types.strict_json import JsonFault, read_json_at
+from silva.types.text import MAX_SHOWN, SURROGATE, safe_text, shown
 from silva.wire.json_in import RawObject, read_body
 
 RECORD_INVALID = "record_invalid"
@@ -25,7 +26,6 @@ MAX_NAME_CHARS = 256
 MAX_RECORDS = 10_000
 HISTORY_KEYS = ("messages", "tools", "chat_template_kwargs")
 _MAX_DEPTH = 64
-_SHOWN = 60
 _HALF = "holds half of a surrogate pair"
 _BLANK = " \t\r\n"
 _REST_BLANK = re.compile(r"[ \t\r\n]*")
@@ -98,7 +98,7 @@ def _document(values: list[_Value]) -> OutputDocument:
         remedy = (
             "write each record on a line of its own, without a list around them" if listed else "write one JSON object"
         )
-        output_invalid(f"it holds {start_of(value)}; {remedy}")
+        output_invalid(f"it holds {shown(value)}; {remedy}")
     return OutputDocument(
         reward=value.get("reward"),
         metadata=_metadata(value, "the output file"),
@@ -110,7 +110,7 @@ def _document(values: list[_Value]) -> OutputDocument:
 
 
 def _where(name: object, line: int) -> str:
-    return f"record {start_of(name)} (line {line} of the output file)"
+    return f"record {shown(name)} (line {line} of the output file)"
 
 
 def _records(values: list[_Value]) -> Iterator[OutputRecord]:
@@ -118,7 +118,7 @@ def _records(values: list[_Value]) -> Iterator[OutputRecord]:
     for item in values:
         value = item.value
         if not isinstance(value, dict):
-            output_invalid(f"line {item.line} holds {start_of(value)}; each line must be a record, one JSON object")
+            output_invalid(f"line {item.line} holds {shown(value)}; each line must be a record, one JSON object")
         if "messages" not in value:
             named = value.get("name")
             where = f"the record in line {item.line} of the output file" if named is None else _where(named, item.line)
@@ -141,7 +141,7 @@ def _record(item: _Value, value: JsonObject, name: str) -> OutputRecord:
     where = _where(name, item.line)
     messages = value["messages"]
     if not isinstance(messages, list):
-        record_invalid(where, f"messages is {start_of(messages)}; it must be the list of the context's messages")
+        record_invalid(where, f"messages is {shown(messages)}; it must be the list of the context's messages")
     if not messages:
         record_invalid(where, "messages is empty; it must hold the whole history of the context, answers included")
     return OutputRecord(
@@ -161,9 +161,9 @@ def _name(value: JsonObject, line: int) -> str:
     if name is None:
         record_invalid(where, 'name is missing; each record needs a unique name, such as "name": "main"')
     if not isinstance(name, str):
-        record_invalid(where, f"name is {start_of(name)}; it must be a text")
+        record_invalid(where, f"name is {shown(name)}; it must be a text")
     if not name.strip():
-        record_invalid(where, f"name is {start_of(name)}; it must not be empty")
+        record_invalid(where, f"name is {shown(name)}; it must not be empty")
     if len(name) > MAX_NAME_CHARS:
         record_invalid(where, f"name has {len(name)} characters; at most {MAX_NAME_CHARS} are kept")
     return safe_text(name)
@@ -194,7 +194,7 @@ def _metadata(value: JsonObject, where: str) -> JsonObject:
     if metadata is None:
         return {}
     if not isinstance(metadata, dict):
-        raise SessionFailure("metadata_invalid", f"metadata in {where} is {start_of(metadata)}; it must be an object")
+        raise SessionFailure("metadata_invalid", f"metadata in {where} is {shown(metadata)}; it must be an object")
     _check_metadata(metadata, where)
     return metadata
 
@@ -213,7 +213,7 @@ class _Place:
             steps.append(place.step)
             place = place.above
         first, *rest = reversed(steps)
-        return f"{first}{''.join(f'[{step}]' if isinstance(step, int) else f'.{step[:_SHOWN]}' for step in rest)}"
+        return f"{first}{''.join(f'[{step}]' if isinstance(step, int) else f'.{step[:MAX_SHOWN]}' for step in rest)}"
 
 
 def _check_metadata(metadata: JsonObject, file: str) -> None:
@@ -225,31 +225,22 @@ def _check_metadata(metadata: JsonObject, file: str) -> None:
             _bad_metadata(where, file, f"lies more than {_MAX_DEPTH} levels deep")
         if isinstance(value, dict):
             for key, item in value.items():
-                if not _is_text(key):
+                if SURROGATE.search(key):
                     _bad_metadata(f"a key of {where}", file, _HALF)
                 stack.append((_Place(key, where), item, depth + 1))
         elif isinstance(value, list):
             stack.extend((_Place(at, where), item, depth + 1) for at, item in enumerate(value))
-        elif isinstance(value, str) and not _is_text(value):
+        elif isinstance(value, str) and SURROGATE.search(value):
             _bad_metadata(where, file, _HALF)
         elif isinstance(value, float) and not math.isfinite(value):
             _bad_metadata(where, file, f"is {value}; it must be finite (leave it out, or write null)")
         elif isinstance(value, int) and not -(1 << 63) <= value < (1 << 64):
-            _bad_metadata(where, file, f"is {start_of(value)}, which needs more than 64 bits; write it as a string")
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+            _bad_metadata(where, file, f"is {shown(value)}, which needs more than 64 bits; write it as a string")
 
 
 def _bad_metadata(where: object, file: str, what: str) -> NoReturn:
     text = str(where)
-    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-    raise SessionFailure("metadata_invalid", f"{shown!a} in {file} {what}")
+    raise SessionFailure("metadata_invalid", f"{shown(text)} in {file} {what}")
 
 
 # -- JSON -----------------------------------------------------------------------------------------------------------
@@ -264,24 +255,6 @@ class _Value:
     line: int
 
 
-class _DuplicateKeyError(ValueError):
-    pass
-
-
-def _object(pairs: list[tuple[str, Any]]) -> JsonObject:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _DuplicateKeyError(f"the key {start_of(key)} stands twice in one object")
-            seen.add(key)
-    return value
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_object)
-
-
 def _values(text: str) -> Iterator[_Value]:
     """The values of the file: one, written over as many lines as it likes, or several, each on a line of its own."""
     begin, line, read = _skip_blank(text, 0), 1, 0
@@ -292,28 +265,23 @@ def _values(text: str) -> Iterator[_Value]:
         rest = _skip_blank(text, end)
         if rest < len(text) and ("\n" in text[begin:end] or "\n" not in text[end:rest]):
             output_invalid(
-                f"{_place(text, rest)} follows a complete JSON value; it goes on with {start_of(text[rest:])}. Several "
+                f"{_place(text, rest)} follows a complete JSON value; it goes on with {shown(text[rest:])}. Several "
                 "records stand one a line"
             )
         yield _Value(value, text[begin:end], line)
         begin = rest
 
 
-def _decode_at(text: str, begin: int) -> tuple[Any, int]:
+def _decode_at(text: str, begin: int) -> tuple[object, int]:
     try:
-        return _DECODER.raw_decode(text, begin)
+        return read_json_at(text, begin)
     except json.JSONDecodeError as error:
         output_invalid(
             f"it is not valid JSON at line {error.lineno} column {error.colno}: {error.msg}; the value starts with "
-            f"{start_of(text[begin : begin + _SHOWN + 1])}"
+            f"{shown(text[begin : begin + MAX_SHOWN + 1])}"
         )
-    except RecursionError:
-        output_invalid(f"the JSON value at {_place(text, begin)} is nested too deeply")
-    except _DuplicateKeyError as error:
-        output_invalid(f"in the JSON value at {_place(text, begin)}: {error}")
-    except ValueError:
-        # The one other refusal of the parser: Python converts no integer of more than some thousand digits.
-        output_invalid(f"an integer in the JSON value at {_place(text, begin)} has too many digits")
+    except JsonFault as fault:
+        output_invalid(f"the JSON value at {_place(text, begin)}: {fault}")
 
 
 def _skip_blank(text: str, begin: int) -> int:
@@ -327,19 +295,3 @@ def _place(text: str, at: int) -> str:
 
 def output_invalid(what: str) -> NoReturn:
     raise SessionFailure("output_invalid", f"the output file cannot be used: {what}")
-
-
-def start_of(value: object) -> str:
-    """The start of a value for an error text: printable ASCII, short whatever the value's size is."""
-    if isinstance(value, str):
-        return ascii(value[:_SHOWN]) + ("..." if len(value) > _SHOWN else "")
-    if isinstance(value, int) and value.bit_length() > 256:
-        return f"an integer of {value.bit_length()} bits"
-    if isinstance(value, (dict, list)):
-        try:
-            text = json.dumps(value)
-        except RecursionError:
-            text = "a deeply nested value"
-    else:
-        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return text[:_SHOWN] + ("..." if len(text) > _SHOWN else "")

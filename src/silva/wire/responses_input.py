@@ -9,6 +9,7 @@ import msgspec
 
 from silva.types.errors import RequestError
 from silva.types.messages import Message, Role, ToolCall
+from silva.types.text import shown_field
 from silva.wire.content import (
     ROLES,
     Content,
@@ -24,7 +25,7 @@ from silva.wire.content import (
 from silva.wire.fields import read_history_list
 from silva.wire.history import HistoryCache
 from silva.wire.images import RequestImages
-from silva.wire.json_in import RawObject, must_be, read_object, read_string, read_value, shown
+from silva.wire.json_in import RawObject, must_be, read_object, read_string, read_value
 
 KINDS = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
 _QUOTE = ord('"')
@@ -102,7 +103,7 @@ def _kind(fields: RawObject, at: str) -> str:
         return "item_reference" if "id" in fields and "role" not in fields else "message"
     if kind not in KINDS:
         raise RequestError(
-            f"{at} is an item of type {shown(kind)}; it must be one of {', '.join(KINDS)}",
+            f"{at} is an item of type {shown_field(kind)}; it must be one of {', '.join(KINDS)}",
             field=f"{at}.type",
             code="unsupported_item",
         )
@@ -145,8 +146,8 @@ def _spoken(raw: msgspec.Raw, at: str, history: HistoryCache) -> Message:
     part = history.item(item_id)
     if part is None:
         raise RequestError(
-            f"{at}.id is {shown(item_id)}, but this session was given no such item. Send the items themselves: clients "
-            "do so with `store: false`",
+            f"{at}.id is {shown_field(item_id)}, but this session was given no such item. Send the items themselves: "
+            "clients do so with `store: false`",
             field=f"{at}.id",
             code="unknown_item",
         )
