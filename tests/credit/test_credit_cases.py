@@ -22,7 +22,6 @@ from silva.credit.spread import CreditFunction, centred
 from silva.forest.lineage import SharedPrefix, build_samples
 from silva.judge.custom_advantage import CustomAdvantage
 from silva.train.packing import pack_batch
-from silva.turns.turn_service import SamplingSettings
 from silva.types.errors import GroupEnd, SilvaError
 from silva.types.rollout import ExportRecord, TrainingSample
 
@@ -168,7 +167,7 @@ def test_tree_06_groups_of_unequal_size_are_centred_on_their_own_mean(
 async def test_tree_11_the_cap_on_a_turn_does_not_cut_the_whole_response(codec: TurnCodec) -> None:
     six = [codec.encode_sampled(letter)[0] for letter in "hello "]
     line = {"ids": six, "append_eos": False, "finish_reason": "length"}
-    async with serving(codec, [line], sampling=SamplingSettings(max_response_len=8)) as serve:
+    async with serving(codec, [line], rollout_max_response_len=8) as serve:
         history = list(HI)
         for _ in range(3):
             history += [await serve.message("s", history), user("go")]

@@ -155,7 +155,7 @@ async def test_a_session_without_an_answer_has_nothing_to_match(codec: TurnCodec
 
 
 async def test_lossy_records_are_the_turns_that_they_were(codec: TurnCodec):
-    async with serving(codec, SCRIPT, echo_match="lenient") as serve:
+    async with serving(codec, SCRIPT, agentic_echo_match="lenient") as serve:
         history = await talk(serve, "s")
         call = {**history[2]["tool_calls"][0], "id": "mine"}
         lossy = [
@@ -176,7 +176,7 @@ async def test_lossy_records_are_the_turns_that_they_were(codec: TurnCodec):
 async def test_the_part_that_went_on_with_a_cut_turn_may_be_all_that_it_says(codec: TurnCodec, lenient: bool):
     """The first part is the opening of the reasoning alone: the second has the words of the whole turn."""
     script = [{"text": "<think>\nhm"}, {"text": "so\n</think>\n\nfound"}]
-    async with serving(codec, script, echo_match="lenient" if lenient else "exact") as serve:
+    async with serving(codec, script, agentic_echo_match="lenient" if lenient else "exact") as serve:
         cut = await serve.message("s", [USER], max_tokens=1)
         rest = await serve.message("s", [USER, cut])
         assert (cut["content"], rest["content"], rest["reasoning_content"]) == ("", "found", "so")
@@ -217,7 +217,7 @@ async def test_noise_in_the_system_prompt_makes_no_other_record(codec: TurnCodec
 
 async def test_each_turn_of_a_rerendered_session_is_a_record(codec: TurnCodec):
     """Under rerender each request starts anew: what the record has besides what the client sent back is forgiven."""
-    async with serving(codec, SCRIPT, codec_mode="rerender", echo_match="lenient") as serve:
+    async with serving(codec, SCRIPT, agentic_codec="rerender", agentic_echo_match="lenient") as serve:
         message = await serve.message("s", [SYSTEM, USER], tools=TOOLS)
         result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "it is 7"}
         sent = [SYSTEM, USER, {key: message[key] for key in ("role", "content", "tool_calls")}, result]

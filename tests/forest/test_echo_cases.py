@@ -26,7 +26,7 @@ def trained_text(serve: Serve, session: str) -> str:
 @pytest.mark.parametrize("mode", ["lenient", "exact"])
 async def test_tok_07b_dropped_thoughts_go_on_or_branch(codec: TurnCodec, mode: str):
     script = [{"text": f"<think>\nR{n}\n</think>\n\nA{n}"} for n in range(4)]
-    async with serving(codec, script, echo_match=mode) as serve:
+    async with serving(codec, script, agentic_echo_match=mode) as serve:
         history = list(HI)
         matches: list[str] = []
         for turn in range(4):
@@ -63,7 +63,7 @@ async def test_tok_07b_dropped_thoughts_go_on_or_branch(codec: TurnCodec, mode: 
 @pytest.mark.parametrize("mode", ["lenient", "exact"])
 async def test_tok_08_stripped_blanks_go_on_or_branch(codec: TurnCodec, mode: str):
     text = "<think>\n plan \n</think>\n\n  answer \n"
-    async with serving(codec, [{"text": text}], echo_match=mode) as serve:
+    async with serving(codec, [{"text": text}], agentic_echo_match=mode) as serve:
         for session, strips in (("verbatim", False), ("stripped", True)):
             message = await serve.message(session, HI)
             echo = {**message, "content": message["content"].strip()} if strips else message
@@ -91,7 +91,7 @@ FORMS: dict[str, Json] = {
 
 @pytest.mark.parametrize("mode", ["lenient", "exact"])
 async def test_api_05_every_name_of_the_reasoning_is_the_same_turn(codec: TurnCodec, mode: str):
-    async with serving(codec, [{"text": "<think>\nR\n</think>\n\nA"}], echo_match=mode) as serve:
+    async with serving(codec, [{"text": "<think>\nR\n</think>\n\nA"}], agentic_echo_match=mode) as serve:
         for name, form in FORMS.items():
             message = await serve.message(name, HI)
             assert message["reasoning_content"] == message["reasoning"] == "R"
@@ -143,7 +143,7 @@ async def test_tok_20_a_nonce_in_the_system_prompt_makes_no_second_root(codec: T
 
 
 async def test_tok_20_without_the_profile_there_are_two_roots_and_a_reason(codec: TurnCodec):
-    async with serving(codec, [{"text": "a0"}, {"text": "a1"}], profiles=()) as serve:
+    async with serving(codec, [{"text": "a0"}, {"text": "a1"}], agentic_profiles=["none"]) as serve:
         answers = await speak(serve, "messages", ["fa690", "36ee5"])
         assert [answer.headers["x-silva-match"] for answer in answers] == ["root", "root"]
         difference = serve.session("s").requests[1].difference

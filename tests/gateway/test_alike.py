@@ -86,7 +86,7 @@ async def test_a_client_that_keeps_nothing_of_an_empty_answer_goes_on(
 ):
     """All do so in Responses, where an empty answer has no items; many do in the others."""
     script = [{"text": thought}, {"text": "a"}, {"text": thought}, {"text": "b"}]
-    async with serving(codec, script, echo_match=mode) as serve:
+    async with serving(codec, script, agentic_echo_match=mode) as serve:
         speaker = kind(serve, "s", Plan(asks=EMPTY), stream=False, real=False)
         for number, ask in enumerate(EMPTY):
             kept = len(speaker.history)
@@ -140,7 +140,7 @@ async def test_an_empty_answer_behind_an_answer_is_a_turn_of_its_own(codec: Turn
     broken = '<tool_call>\n{"name": "f", "arguments": {"a": }\n</tool_call>'
     script: list[Json] = [{"text": broken}, {"text": ""}, {"text": "a"}, {"text": "b"}]
     asks = (Ask(parts=("hi",)), Ask(results=()), Ask(parts=("well?",)), Ask(parts=("go",)))
-    async with serving(codec, script, echo_match="lenient") as serve:
+    async with serving(codec, script, agentic_echo_match="lenient") as serve:
         speaker = kind(serve, "s", Plan(asks=asks), stream=False, real=False)
         for ask in asks:
             await speaker.turn(ask)

@@ -19,7 +19,6 @@ from raw_http import RawClient
 from silva.codec import TurnCodec
 from silva.forest.lineage import linear_leaf
 from silva.gateway.http import MAX_BODY_BYTES
-from silva.turns.turn_service import SamplingSettings
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 BROKEN = '<tool_call>\n{"name": "f", "arguments": {"a": }</tool_call>'
@@ -114,7 +113,7 @@ def _filled(codec: TurnCodec, num_ids: int) -> list[Json]:
 
 
 async def test_api_15_a_full_context_is_a_400_that_sdks_do_not_retry(codec: TurnCodec):
-    async with serving(codec, [{"text": "a b c d e f g h"}], max_context_len=64) as serve:
+    async with serving(codec, [{"text": "a b c d e f g h"}], rollout_max_context_len=64) as serve:
         retrying = openai.AsyncOpenAI(base_url=serve.base_url, api_key="full", max_retries=3)
         with pytest.raises(openai.BadRequestError) as caught:
             await retrying.chat.completions.create(model="m", messages=_filled(codec, 64))  # type: ignore[arg-type]
@@ -147,7 +146,7 @@ async def test_api_15_an_impossible_token_limit_is_a_400(codec: TurnCodec, name:
 
 
 async def test_api_15_limits_are_clamped_and_the_newer_name_wins(codec: TurnCodec):
-    async with serving(codec, [{"text": "a b c d e"}], sampling=SamplingSettings(max_response_len=7)) as serve:
+    async with serving(codec, [{"text": "a b c d e"}], rollout_max_response_len=7) as serve:
         for fields, limit in [
             ({"max_tokens": 128000}, 7),
             ({"max_tokens": 5, "max_completion_tokens": 3}, 3),

@@ -50,7 +50,7 @@ async def test_a_lossy_client_makes_one_linear_sample(codec: TurnCodec, client: 
     lose, kinds = CLIENTS[client]
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     script = [{"text": f"<think>\nR{n}\n</think>\n\n  A{n} \n{call}"} for n in range(TURNS)]
-    async with serving(codec, script, echo_match="lenient") as serve:
+    async with serving(codec, script, agentic_echo_match="lenient") as serve:
         turns: list[tuple[Json, str]] = []
         for turn in range(TURNS):
             history: list[Json] = [user("hi")]
@@ -75,7 +75,7 @@ async def test_a_lossy_client_makes_one_linear_sample(codec: TurnCodec, client: 
 
 async def test_results_under_renamed_ids_are_rendered_under_the_given_ones(codec: TurnCodec):
     script = [{"text": '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'}, {"text": "ok"}]
-    async with serving(codec, script, echo_match="lenient") as serve:
+    async with serving(codec, script, agentic_echo_match="lenient") as serve:
         given = await serve.message("s", [user("hi")], tools=[TOOL])
         echo = renames(given, 7)
         await serve.message(
@@ -89,7 +89,7 @@ async def test_results_under_renamed_ids_are_rendered_under_the_given_ones(codec
 @pytest.mark.parametrize("wrong", ["same id twice", "result of no call", "result of the old id"])
 async def test_ids_that_make_no_sense_are_another_turn(codec: TurnCodec, wrong: str):
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    async with serving(codec, [{"text": f"{call}\n{call}"}, {"text": "ok"}], echo_match="lenient") as serve:
+    async with serving(codec, [{"text": f"{call}\n{call}"}, {"text": "ok"}], agentic_echo_match="lenient") as serve:
         given = await serve.message("s", [user("hi")], tools=[TOOL])
         names = ["a", "a"] if wrong == "same id twice" else ["a", "b"]
         calls = [{**call, "id": name} for call, name in zip(given["tool_calls"], names, strict=True)]
@@ -105,7 +105,7 @@ async def test_ids_that_make_no_sense_are_another_turn(codec: TurnCodec, wrong: 
 
 async def test_of_two_answers_that_fit_the_newest_is_taken_and_counted(codec: TurnCodec):
     script = [{"text": "<think>\nR0\n</think>\n\nA"}, {"text": "<think>\nR1\n</think>\n\nA"}, {"text": "ok"}]
-    async with serving(codec, script, echo_match="lenient") as serve:
+    async with serving(codec, script, agentic_echo_match="lenient") as serve:
         for _ in range(2):
             await serve.message("s", [user("hi")])
         await serve.message("s", [user("hi"), {"role": "assistant", "content": "A"}, user("go")])
@@ -117,7 +117,7 @@ async def test_of_two_answers_that_fit_the_newest_is_taken_and_counted(codec: Tu
 
 async def test_a_repair_of_a_turn_that_failed_is_counted_with_the_one_that_works(codec: TurnCodec):
     script: list[Json] = [{"text": " A "}, *[{"text": "x", "error": "500"}] * 4, {"text": "ok"}]
-    async with serving(codec, script, echo_match="lenient") as serve:
+    async with serving(codec, script, agentic_echo_match="lenient") as serve:
         await serve.message("s", [user("hi")])
         body = {"messages": [user("hi"), {"role": "assistant", "content": "A"}, user("go")]}
         failed = await serve.post("s", body)
@@ -129,7 +129,7 @@ async def test_a_repair_of_a_turn_that_failed_is_counted_with_the_one_that_works
 
 async def test_a_cut_turn_that_lost_its_blanks_still_goes_on(codec: TurnCodec):
     script = [{"text": " wait ", "finish_reason": "length"}, {"text": " yes "}, {"text": "ok"}]
-    async with serving(codec, script, echo_match="lenient") as serve:
+    async with serving(codec, script, agentic_echo_match="lenient") as serve:
         one = await serve.message("s", [user("hi")])
         history = [user("hi"), {"role": "assistant", "content": one["content"].strip()}]
         two = await serve.message("s", history)

@@ -184,7 +184,7 @@ async def test_a_branch_and_a_resumed_attempt_bring_the_images_of_their_own_line
 
 
 async def test_rerendered_turns_bring_all_images(codec: TurnCodec):
-    async with serving(codec, [{"text": "ok"}], codec_mode="rerender") as serve:
+    async with serving(codec, [{"text": "ok"}], agentic_codec="rerender") as serve:
         history = [user(chat_part(data_uri(ONE)))]
         history += [await serve.message("s", history), user(chat_part(data_uri(TWO)))]
         await serve.message("s", history)

@@ -156,7 +156,7 @@ async def test_a_retry_with_another_nonce_is_the_same_request(codec: TurnCodec):
         assert again.headers["x-silva-match"] == "join" and "one" in again.text
         other = await serve.post("s", body("c") | {"system": "You are not."}, path="/v1/messages", **RETRY)
         assert other.headers["x-silva-match"] == "root" and "two" in other.text
-    async with serving(codec, [{"text": "one"}, {"text": "two"}], profiles=()) as serve:
+    async with serving(codec, [{"text": "one"}, {"text": "two"}], agentic_profiles=["none"]) as serve:
         for nonce in "ab":  # without the profile they are two
             answer = await serve.post("s", body(nonce), path="/v1/messages", **RETRY)
             assert answer.headers["x-silva-match"] == "root"

@@ -14,7 +14,6 @@ from messages_client import CUT, ask, assembled, events, post, refused, sdk
 from raw_http import RawClient
 
 from silva.codec import TurnCodec
-from silva.turns.turn_service import SamplingSettings
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 MORE: Json = {"role": "user", "content": "more"}
@@ -280,7 +279,7 @@ async def test_a_cut_call_and_its_end_may_come_back_as_one_message(codec: TurnCo
 
 
 async def test_stop_strings_of_the_run_are_no_stop_sequences(codec: TurnCodec):
-    async with serving(codec, [{"text": "A STOP B"}], sampling=SamplingSettings(stop=("STOP",))) as serve:
+    async with serving(codec, [{"text": "A STOP B"}], rollout_stop=["STOP"]) as serve:
         plain = await ask(serve, "s", HI)
         named = await ask(serve, "n", HI, stop_sequences=["never", "STOP"])
         assert plain["content"] == named["content"] == [text("A ")]
@@ -370,7 +369,7 @@ async def test_a_bad_field_is_named_in_the_message(codec: TurnCodec, fields: Jso
 
 async def test_errors_have_the_types_that_sdks_raise(codec: TurnCodec):
     async with (
-        serving(codec, [{"error": "500"}], max_context_len=64) as serve,
+        serving(codec, [{"error": "500"}], rollout_max_context_len=64) as serve,
         sdk(serve, "s") as client,
         sdk(serve, "a b") as stranger,
     ):

@@ -12,8 +12,9 @@ from gateway_serve import Json, serving
 
 from silva.codec import TurnCodec
 from silva.export.recordings import read_recording
+from silva.gateway.options import GatewayOptions
 from silva.gateway.recorder import Recorder
-from silva.gateway.server import GatewayServer, ServerSettings
+from silva.gateway.server import GatewayServer
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 
@@ -30,7 +31,7 @@ async def test_a_stream_with_odd_line_breaks_reads_back(codec: TurnCodec, tmp_pa
     text = "a\u2028b\x85c"
     async with serving(codec, [{"text": text}]) as serve:
         recorder = Recorder(serve.server._server.config.app, tmp_path / "rec")
-        server = GatewayServer(recorder, ServerSettings())
+        server = GatewayServer(recorder, GatewayOptions())
         await server.start()
         url = server.base_url + "/v1/chat/completions"
         body: Json = {"messages": HI, "stream": True}
@@ -51,7 +52,7 @@ async def test_a_record_that_cannot_be_written_harms_no_session(
         recorder.close()
         full: Any = FullDisk()
         monkeypatch.setattr(recorder, "_file", full)
-        server = GatewayServer(recorder, ServerSettings())
+        server = GatewayServer(recorder, GatewayOptions())
         await server.start()
         for said in ("one", "two"):  # the first was told, so the second is no repetition of it
             answer = await serve.http.post(

@@ -285,7 +285,7 @@ async def test_a_failure_inside_a_stream_is_a_failed_response(codec: TurnCodec):
 
 
 async def test_what_fails_before_generation_is_an_http_error_in_the_sdks_shape(codec: TurnCodec):
-    async with serving(codec, [{"text": "ok"}], max_context_len=40) as serve:
+    async with serving(codec, [{"text": "ok"}], rollout_max_context_len=40) as serve:
         client: Any = serve.sdk("s")
         for fields, param in [
             ({"input": []}, "input"),

@@ -13,7 +13,6 @@ from manual_clock import ManualClock
 from raw_http import RawClient
 
 from silva.codec import TurnCodec
-from silva.gateway.answer import AnswerSettings
 from silva.gateway.held import MAX_TOLD
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
@@ -210,7 +209,7 @@ async def test_a_reply_that_was_read_is_not_told_again(codec: TurnCodec):
 async def test_a_turn_without_a_client_ends_uncommitted_after_the_grace(codec: TurnCodec):
     clock = ManualClock()
     script = [{"error": "hang"}, {"text": "two"}]
-    async with serving(codec, script, clock=clock, answers=AnswerSettings(disconnect_grace_s=30)) as serve:
+    async with serving(codec, script, clock=clock, agentic_disconnect_grace_s=30) as serve:
         await lost(serve, clock)
         await clock.advance(29.9)
         assert serve.engine.usage().num_running == 1
@@ -332,8 +331,8 @@ async def test_the_sdk_reads_a_late_answer_and_a_late_error(codec: TurnCodec):
 async def test_data_heartbeats_are_events_that_clients_count(codec: TurnCodec, path: str, fails: bool):
     clock = ManualClock()
     line: Json = {"error": "500", "delay_s": 100.0} if fails else {"text": "done", "delay_s": 100.0}
-    answers = AnswerSettings(data_heartbeat_s=40.0)
-    async with serving(codec, [line], clock=clock, answers=answers, retry_delays_s=()) as serve:
+    beats = {"agentic_sse_data_heartbeat_s": 40.0}
+    async with serving(codec, [line], clock=clock, **beats, retry_delays_s=()) as serve:
         body: Json = {"model": "m", "stream": True, "max_tokens": 9}
         body |= {"input": "hi"} if "responses" in path else {"model": "m", "messages": HI}
         answer = asyncio.create_task(serve.post("s", body, path=path))

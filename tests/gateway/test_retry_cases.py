@@ -15,7 +15,6 @@ from manual_clock import ManualClock
 from raw_http import RawClient
 
 from silva.codec import TurnCodec
-from silva.turns.turn_service import SamplingSettings
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 BODY: Json = {"model": "m", "messages": HI}
@@ -149,7 +148,7 @@ async def test_api_21_an_engine_abort_is_not_told(codec: TurnCodec, path: str, a
     ids = [*codec.encode_sampled(whole), codec.end_of_turn_id()]
     head: Json = {"ids": ids[:abort_after] + ids[:1], "abort_after": abort_after, "append_eos": False}
     script = [head, {"ids": ids[abort_after:], "append_eos": False}]
-    async with serving(codec, script, sampling=SamplingSettings(max_response_len=64)) as serve:
+    async with serving(codec, script, rollout_max_response_len=64) as serve:
         answer = await serve.post("s", body_of(path), path=path)
         assert answer.status_code == 200 and whole in answer.text and "abort" not in answer.text
         (node,) = serve.responses("s")

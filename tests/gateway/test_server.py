@@ -12,7 +12,8 @@ from raw_http import RawClient
 
 from silva.codec import TurnCodec
 from silva.gateway.http import send_json
-from silva.gateway.server import GatewayServer, ServerSettings, require_loopback
+from silva.gateway.options import GatewayOptions
+from silva.gateway.server import GatewayServer, require_loopback
 from silva.types.errors import ConfigError
 
 HI = [{"role": "user", "content": "hi"}]
@@ -23,10 +24,10 @@ async def app(scope, receive, send) -> None:
 
 
 async def test_a_taken_port_is_a_config_error_with_the_address():
-    first = GatewayServer(app, ServerSettings())
+    first = GatewayServer(app, GatewayOptions())
     await first.start()
     try:
-        second = GatewayServer(app, ServerSettings(port=first.port))
+        second = GatewayServer(app, GatewayOptions(gateway_port=first.port))
         with pytest.raises(ConfigError, match=f"127.0.0.1:{first.port}"):
             await second.start()
         await second.close()
@@ -37,7 +38,7 @@ async def test_a_taken_port_is_a_config_error_with_the_address():
 @pytest.mark.parametrize(("host", "port"), [("no such host", 0), ("127.0.0.1", 70000)])
 async def test_an_impossible_address_is_a_config_error(host: str, port: int):
     with pytest.raises(ConfigError):
-        await GatewayServer(app, ServerSettings(host=host, port=port)).start()
+        await GatewayServer(app, GatewayOptions(gateway_host=host, gateway_port=port)).start()
 
 
 async def test_connections_do_not_wait_for_acknowledgements():
@@ -48,7 +49,7 @@ async def test_connections_do_not_wait_for_acknowledgements():
         seen.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         await send_json(send, 200, {})
 
-    server = GatewayServer(looking, ServerSettings())
+    server = GatewayServer(looking, GatewayOptions())
     await server.start()
     client = RawClient(server.port, "s")
     assert await client.post({}) == (200, b"{}")
@@ -57,11 +58,11 @@ async def test_connections_do_not_wait_for_acknowledgements():
 
 
 async def test_base_url_and_advertised_url():
-    server = GatewayServer(app, ServerSettings(host="0.0.0.0"))
+    server = GatewayServer(app, GatewayOptions(gateway_host="0.0.0.0"))
     await server.start()
     assert server.base_url == f"http://127.0.0.1:{server.port}/agentic_api"
     await server.close()
-    assert GatewayServer(app, ServerSettings(advertised_url="http://gw:1/x/")).base_url == "http://gw:1/x"
+    assert GatewayServer(app, GatewayOptions(gateway_advertised_url="http://gw:1/x/")).base_url == "http://gw:1/x"
 
 
 def test_open_sessions_want_loopback():
@@ -74,7 +75,7 @@ def test_open_sessions_want_loopback():
 
 async def test_signal_handlers_are_left_alone():
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    server = GatewayServer(app, ServerSettings())
+    server = GatewayServer(app, GatewayOptions())
     await server.start()
     assert {number: signal.getsignal(number) for number in before} == before
     await server.close()

@@ -204,7 +204,7 @@ def test_any_conversation_is_the_same_in_every_protocol(codec: TurnCodec):
             plan, script = conversation
 
             async def hold() -> None:
-                async with serving(codec, list(script), echo_match="lenient") as serve:
+                async with serving(codec, list(script), agentic_echo_match="lenient") as serve:
                     await talk(serve, plan, "c", real=False)
 
             runner.run(hold())

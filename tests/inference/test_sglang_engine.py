@@ -20,11 +20,9 @@ from raw_http import RawClient
 from sglang_stub import Answer, SglangStub
 
 from silva.codec import TurnCodec
-from silva.gateway.answer import AnswerSettings
 from silva.inference.sglang import SglangEngine
 from silva.inference.sglang_http import KEPT_BACK
 from silva.inference.sglang_wire import attempt_rid
-from silva.turns.turn_service import SamplingSettings
 from silva.types.clock import SystemClock
 from silva.types.errors import ConfigError, EngineFault
 from silva.types.generation import EngineUsage, GenerateRequest, Media, SamplingParams, VersionSpan
@@ -102,8 +100,8 @@ async def test_ids_cross_the_wire_unchanged_in_both_directions(codec: TurnCodec)
 
 async def test_the_request_says_everything_that_a_server_could_choose_itself(codec: TurnCodec):
     stub = SglangStub(Answer(ids=sampled(codec, "ok")))
-    sampling = SamplingSettings(temperature=0.7, stop=("HALT",), max_response_len=9)
-    async with gateway(codec, stub, sampling=sampling) as serve:
+    sampling = {"rollout_temperature": 0.7, "rollout_stop": ["HALT"], "rollout_max_response_len": 9}
+    async with gateway(codec, stub, **sampling) as serve:
         await serve.chat("s", HI, seed=7, stop=["STOP"])
         (call,) = stub.calls
         params = call["sampling_params"]
@@ -223,7 +221,7 @@ async def test_a_broken_answer_is_tried_again_then_told(codec: TurnCodec, name: 
     answer, reason = BROKEN[name]
     good = Answer(ids=sampled(codec, "ok")[:1])
     stub = SglangStub(answer, good, answer)
-    async with gateway(codec, stub, sampling=SamplingSettings(max_response_len=2)) as serve:
+    async with gateway(codec, stub, rollout_max_response_len=2) as serve:
         assert (await serve.post("s", {"messages": HI})).status_code == 200
         attempts = [(record.finish_reason, record.num_output) for record in serve.session("s").attempts]
         assert attempts == [("error", 0), ("stop", 1)]
@@ -264,7 +262,7 @@ async def test_sessions_spread_over_servers_and_each_stays_with_one(codec: TurnC
 
 async def test_a_lost_client_frees_the_server(codec: TurnCodec):
     stub = SglangStub(Answer(fault="hang"))
-    async with gateway(codec, stub, answers=AnswerSettings(disconnect_grace_s=0)) as serve:
+    async with gateway(codec, stub, agentic_disconnect_grace_s=0) as serve:
         client = RawClient(serve.server.port, "s")
         await client.send({"messages": HI})
         await until(lambda: stub.num_held)

@@ -15,17 +15,17 @@ import httpx
 import openai
 
 from silva.codec import TurnCodec
+from silva.config.options import RunConfig
 from silva.forest.lineage import build_sample, linear_leaf
 from silva.forest.session_forest import Node, SessionForest
-from silva.gateway.answer import AnswerSettings
 from silva.gateway.app import GatewayApp
-from silva.gateway.server import GatewayServer, ServerSettings
+from silva.gateway.server import GatewayServer
 from silva.inference.scripted import ScriptedEngine, read_script
 from silva.parsers import TurnParser
 from silva.store.media import MEDIA_DIR, MediaStore
 from silva.turns.session import Session
 from silva.turns.session_registry import SessionRegistry
-from silva.turns.turn_service import SamplingSettings, TurnService, TurnSettings
+from silva.turns.turn_service import TurnService
 from silva.types.clock import Clock, SystemClock
 from silva.types.generation import check_spans
 from silva.types.rollout import ExportRecord, TrainingSample
@@ -126,18 +126,18 @@ async def serving(
     script: list[Json],
     *,
     parser: TurnParser | None = None,
-    sampling: SamplingSettings | None = None,
     clock: Clock | None = None,
     open_sessions: bool = True,
     engine_context_len: int = 32768,
-    answers: AnswerSettings | None = None,
     engine: Any = None,
     recorded: Callable[[], list[Json]] | None = None,
-    **settings: Any,
+    retry_delays_s: tuple[float, ...] = (0.001, 0.001, 0.001),
+    resume_aborted: bool = True,
+    **options: Any,
 ) -> AsyncIterator[Serve]:
     """Run a gateway on these script lines until the block ends, or on an `engine` whose calls `recorded` tells."""
     clock = clock or SystemClock()
-    settings = {"retry_delays_s": (0.001, 0.001, 0.001), "echo_match": ECHO_MATCH, **settings}
+    config = RunConfig(**{"agentic_echo_match": ECHO_MATCH, **options})
     with tempfile.TemporaryDirectory(prefix="silva-serve-") as folder:
         path, log = Path(folder) / "script.jsonl", Path(folder) / "engine.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in script))
@@ -164,11 +164,13 @@ async def serving(
             codec=codec,
             parser=parser or TurnParser.from_names(reasoning="generic", tool_call="generic"),
             clock=clock,
-            settings=TurnSettings(train=sampling or SamplingSettings(), **settings),
+            options=config,
+            retry_delays_s=retry_delays_s,
+            resume_aborted=resume_aborted,
             media=MediaStore(serve.media_dir),
         )
-        serve.app = GatewayApp(serve.registry, serve.turns, clock, answers)
-        serve.server = GatewayServer(serve.app, ServerSettings())
+        serve.app = GatewayApp(serve.registry, serve.turns, clock, config)
+        serve.server = GatewayServer(serve.app, config)
         await serve.server.start()
         try:
             limits = httpx.Limits(max_connections=300)

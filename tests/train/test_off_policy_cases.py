@@ -24,7 +24,6 @@ from silva.train.corrections import TisConfig, opsm_dropped
 from silva.train.losses.kl import KlLossConfig
 from silva.train.objective import ObjectiveConfig
 from silva.train.signals import Signals
-from silva.turns.turn_service import SamplingSettings
 from silva.types.generation import GenerateRequest, GenerateResult
 
 
@@ -123,11 +122,11 @@ class Watched(TorchEngine):
 def test_loss_12_engine_and_trainer_score_alike_whatever_a_request_carries(tmp_path: Path) -> None:
     model = build_tiny_model(tmp_path / "model")
     codec = TurnCodec.load(model)
-    sampling = SamplingSettings(temperature=0.6, top_p=0.9, max_response_len=12)
+    sampling = {"rollout_temperature": 0.6, "rollout_top_p": 0.9, "rollout_max_response_len": 12}
 
     async def converse() -> Any:
         engine = Watched(model, decode_text=codec.decode, stop_ids=codec.stop_ids, max_context_len=256)
-        async with serving(codec, [], sampling=sampling, engine=engine, recorded=lambda: engine.asked, seed=3) as serve:
+        async with serving(codec, [], **sampling, engine=engine, recorded=lambda: engine.asked, seed=3) as serve:
             history: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
             client = serve.sdk("s")
             for text in ("and", "then"):

@@ -155,7 +155,7 @@ async def test_tok_07a_a_template_that_drops_old_thoughts_does_not_break_the_lin
 
 async def test_tok_07b_under_exact_matching_dropped_thoughts_branch_and_are_reported(codec: TurnCodec):
     script = [{"text": f"<think>\nR{n}\n</think>\n\nA{n}"} for n in range(3)]
-    async with serving(codec, script, echo_match="exact") as serve:
+    async with serving(codec, script, agentic_echo_match="exact") as serve:
         history = list(HI)
         for turn in range(3):
             message = await serve.message("s", history)
@@ -169,7 +169,7 @@ async def test_tok_07b_under_exact_matching_dropped_thoughts_branch_and_are_repo
 
 async def test_tok_08_blanks_of_the_model_reach_the_client_and_match_again(codec: TurnCodec):
     text = "<think>\n plan \n</think>\n\n  answer \n"
-    async with serving(codec, [{"text": text}], echo_match="exact") as serve:
+    async with serving(codec, [{"text": text}], agentic_echo_match="exact") as serve:
         for session, strips in (("verbatim", False), ("stripped", True)):
             message = await serve.message(session, HI)
             assert (message["reasoning_content"], message["content"]) == (" plan ", "  answer \n")

@@ -13,8 +13,6 @@ from manual_clock import ManualClock
 from raw_http import RawClient
 
 from silva.codec import TurnCodec, TurnDelta
-from silva.gateway.answer import AnswerSettings
-from silva.turns.turn_service import SamplingSettings
 from silva.types.messages import Conversation, Message
 from silva.types.rollout import AttemptRecord
 from silva.types.weights import MemoryWeights
@@ -28,7 +26,7 @@ async def test_an_abort_is_continued_inside_the_same_request(codec: TurnCodec):
         {"text": "four", "abort_after": 0, "weight_version": 2},
         {"text": " end", "weight_version": 3},
     ]
-    async with serving(codec, script, sampling=SamplingSettings(max_response_len=20)) as serve:
+    async with serving(codec, script, rollout_max_response_len=20) as serve:
         answer = await serve.chat("s", HI, seed=7)
         calls = serve.calls("s")
         (node,) = serve.responses("s")
@@ -73,7 +71,7 @@ async def test_a_stop_string_that_an_abort_split_is_found(codec: TurnCodec):
 
 
 async def test_stop_strings_of_run_and_request_are_merged(codec: TurnCodec):
-    async with serving(codec, [{"text": "alpha STOP beta"}], sampling=SamplingSettings(stop=("HALT",))) as serve:
+    async with serving(codec, [{"text": "alpha STOP beta"}], rollout_stop=["HALT"]) as serve:
         answer = await serve.chat("s", HI, stop="STOP")
         assert answer["choices"][0]["message"]["content"] == "alpha "
         assert serve.calls("s")[0]["sampling_params"]["stop"] == ["HALT", "STOP"]
@@ -81,8 +79,8 @@ async def test_stop_strings_of_run_and_request_are_merged(codec: TurnCodec):
 
 
 async def test_the_run_not_the_request_says_how_hot_it_samples(codec: TurnCodec):
-    sampling = SamplingSettings(temperature=0.7, top_p=0.9, top_k=20)
-    async with serving(codec, [{"text": "ok"}], sampling=sampling) as serve:
+    sampling = {"rollout_temperature": 0.7, "rollout_top_p": 0.9, "rollout_top_k": 20}
+    async with serving(codec, [{"text": "ok"}], **sampling) as serve:
         await serve.chat("s", HI, temperature=2, top_p=0.1)
         params = serve.calls("s")[0]["sampling_params"]
         assert (params["temperature"], params["top_p"], params["top_k"]) == (0.7, 0.9, 20)
@@ -197,7 +195,7 @@ async def test_headers_tell_where_the_request_met_the_forest(codec: TurnCodec):
 
 
 async def test_rerender_makes_each_turn_a_new_root(codec: TurnCodec):
-    async with serving(codec, [{"text": "ok"}], codec_mode="rerender") as serve:
+    async with serving(codec, [{"text": "ok"}], agentic_codec="rerender") as serve:
         message = await serve.message("s", HI)
         history = [*HI, message, {"role": "user", "content": "more"}]
         answer = await serve.post("s", {"messages": history})
@@ -217,8 +215,9 @@ async def test_rerender_makes_each_turn_a_new_root(codec: TurnCodec):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("held", [False, True])
 async def test_a_lost_client_ends_its_attempt_uncommitted(codec: TurnCodec, stream: bool, held: bool):
-    answers = AnswerSettings(disconnect_grace_s=0)
-    async with serving(codec, [{"error": "hang"}, {"text": "ok"}], open_sessions=False, answers=answers) as serve:
+    async with serving(
+        codec, [{"error": "hang"}, {"text": "ok"}], open_sessions=False, agentic_disconnect_grace_s=0
+    ) as serve:
         session = serve.registry.open("s", "g", "train")
         if not held:
             session.open_gate()

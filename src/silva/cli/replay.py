@@ -28,11 +28,11 @@ from silva.export.script_of import answers_of, as_sent_here, generic_parser, ite
 from silva.forest.lineage import exported_leaves
 from silva.forest.profiles import AUTO, NONE, PROFILES, REPAIR_PREFIX, parse_profiles
 from silva.gateway.app import GatewayApp
-from silva.gateway.server import GatewayServer, ServerSettings
+from silva.gateway.options import GatewayOptions
+from silva.gateway.server import GatewayServer
 from silva.inference.scripted import ScriptedEngine, ScriptLine
 from silva.parsers import TurnParser
 from silva.run.assembly import load_codec
-from silva.run.settings import turn_settings
 from silva.store.media import MediaStore
 from silva.turns.session import Session
 from silva.turns.session_registry import SessionRegistry
@@ -221,11 +221,11 @@ async def _gateway(
             codec=codec,
             parser=parser,
             clock=clock,
-            settings=turn_settings(config),
+            options=config,
             media=MediaStore(Path(folder)),
         )
         registry = SessionRegistry(engine, clock, open_sessions=True, on_open=opened.append)
-        server = GatewayServer(GatewayApp(registry, turns, clock), ServerSettings())
+        server = GatewayServer(GatewayApp(registry, turns, clock, GatewayOptions()), GatewayOptions())
         await server.start()
         try:
             yield engine, server

@@ -12,20 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from silva.agent.options import AgentOptions
-from silva.codec.options import CodecOptions
 from silva.config.run_options import EvalOptions, RunOptions
 from silva.data.options import DataOptions
 from silva.export.options import ExportOptions
-from silva.forest.options import MatchOptions
 from silva.gateway.options import GatewayOptions
-from silva.inference.options import EngineOptions
 from silva.judge.options import RewardOptions
 from silva.model.options import ModelOptions
 from silva.parsers.options import ParserOptions
 from silva.rollout.options import RolloutOptions
 from silva.train.options import TrainingOptions
+from silva.turns.options import TurnServiceOptions
 from silva.types.option import flag_of
-from silva.types.sampling_options import SamplingOptions
 
 GROUPS = (
     *("run", "model", "gateway", "agent", "parsers", "capacity", "matching", "rollout", "async", "data", "eval"),
@@ -43,13 +40,10 @@ class RunConfig(
     ParserOptions,
     RolloutOptions,
     EvalOptions,
-    SamplingOptions,
+    TurnServiceOptions,
     RewardOptions,
     ExportOptions,
-    MatchOptions,
-    CodecOptions,
     DataOptions,
-    EngineOptions,
     TrainingOptions,
 ):
     """All options, resolved. `silva train --help` prints them; a class's place in the list is its place in the help."""

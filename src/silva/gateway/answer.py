@@ -32,17 +32,6 @@ SILENT_JSON_S = 200.0
 """So long a JSON answer waits without a byte; some clients give up after 300 s without a head."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerSettings:
-    """`data_heartbeat_s`: seconds between heartbeats that clients count as data (None: only comments and pings).
-
-    `disconnect_grace_s`: so long a turn is kept whose client went away.
-    """
-
-    data_heartbeat_s: float | None = None
-    disconnect_grace_s: float = 30.0
-
-
 @dataclass(kw_only=True, slots=True)
 class Answer:
     """Consumes a held turn, produces one answer on one connection; woken by the turn and by the client's loss.
@@ -55,7 +44,7 @@ class Answer:
     held: HeldTurn
     record: RequestRecord
     clock: Clock
-    settings: AnswerSettings
+    data_heartbeat_s: float | None
     send: Send
     delivery: Delivery
     outcome: Callable[[], TurnReply | ApiError]
@@ -85,8 +74,8 @@ class Answer:
         await send_start(self.send, 200, (*STREAM_HEADERS, *self._headers()))
         await send_body(self.send, self.dialect.connected_frame, more=True)
         heartbeats = [self._every(HEARTBEAT_S, lambda: self.dialect.heartbeat_frame)]
-        if self.settings.data_heartbeat_s is not None:
-            heartbeats.append(self._every(self.settings.data_heartbeat_s, self._data_heartbeat))
+        if self.data_heartbeat_s is not None:
+            heartbeats.append(self._every(self.data_heartbeat_s, self._data_heartbeat))
         async with _meanwhile(*heartbeats):
             if not await self._until(self.held.task):
                 return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from silva.gateway.answer import AnswerSettings
 from silva.gateway.chat import ChatDialect
 from silva.gateway.dialect import CountingDialect, Dialect
 from silva.gateway.exchange import ModelEndpoint
@@ -22,7 +21,8 @@ from silva.gateway.http import (
     send_json,
 )
 from silva.gateway.messages import MessagesDialect
-from silva.gateway.responses import ResponsesDialect, ResponsesEvents
+from silva.gateway.options import GatewayOptions
+from silva.gateway.responses import ResponsesDialect
 from silva.turns.session_registry import SessionRegistry
 from silva.turns.turn_service import TurnService
 from silva.types.clock import Clock
@@ -44,12 +44,15 @@ class GatewayApp:
         registry: SessionRegistry,
         turns: TurnService,
         clock: Clock,
-        settings: AnswerSettings | None = None,
-        responses_events: ResponsesEvents = "full",
+        options: GatewayOptions,
     ):
-        dialects: Sequence[Dialect] = (ChatDialect(), ResponsesDialect(responses_events), MessagesDialect())
+        dialects: Sequence[Dialect] = (
+            ChatDialect(),
+            ResponsesDialect(options.agentic_responses_events),
+            MessagesDialect(),
+        )
         self._registry = registry
-        self._endpoint = ModelEndpoint(registry, turns, clock, settings)
+        self._endpoint = ModelEndpoint(registry, turns, clock, options)
         self._dialects = {dialect.route: dialect for dialect in dialects}
         self._counting = {it.count_route: it for it in dialects if isinstance(it, CountingDialect)}
         self._fallback = dialects[0]

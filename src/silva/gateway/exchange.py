@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from silva.gateway.answer import Answer, AnswerSettings, send_error
+from silva.gateway.answer import Answer, send_error
 from silva.gateway.dialect import CountingDialect, Dialect
 from silva.gateway.held import Evidence, HeldTurn, HeldTurns, body_digest
 from silva.gateway.http import (
@@ -25,6 +25,7 @@ from silva.gateway.http import (
     read_request_body,
     send_json,
 )
+from silva.gateway.options import GatewayOptions
 from silva.turns.live_session import BROKEN, SESSION_ENDED, LiveSession, ended_turn
 from silva.turns.session_registry import SessionRegistry
 from silva.turns.turn_service import TurnService
@@ -63,13 +64,11 @@ class ModelEndpoint:
     does at once when its session asks something else.
     """
 
-    def __init__(
-        self, registry: SessionRegistry, turns: TurnService, clock: Clock, settings: AnswerSettings | None = None
-    ):
+    def __init__(self, registry: SessionRegistry, turns: TurnService, clock: Clock, options: GatewayOptions):
         self._registry = registry
         self._turns = turns
         self._clock = clock
-        self._settings = settings or AnswerSettings()
+        self._options = options
         self._held: WeakKeyDictionary[LiveSession, HeldTurns] = WeakKeyDictionary()
         """The turns of each live session that can be joined."""
 
@@ -99,7 +98,7 @@ class ModelEndpoint:
                 held=held,
                 record=record,
                 clock=self._clock,
-                settings=self._settings,
+                data_heartbeat_s=self._options.agentic_sse_data_heartbeat_s,
                 send=send,
                 delivery=delivery_of(scope),
                 outcome=partial(self._outcome, live, held, record),
@@ -221,7 +220,7 @@ class ModelEndpoint:
         """Keep a turn without a client for a while. It ends uncommitted unless somebody asks for it again."""
         if not held.is_abandoned:
             return
-        timer = asyncio.ensure_future(self._clock.sleep(self._settings.disconnect_grace_s))
+        timer = asyncio.ensure_future(self._clock.sleep(self._options.agentic_disconnect_grace_s))
         asked = asyncio.ensure_future(held.wanted.wait())
         try:
             await asyncio.wait({timer, asked, held.task}, return_when=asyncio.FIRST_COMPLETED)

@@ -8,6 +8,7 @@ from typing import Literal
 from silva.types.option import opt
 
 ResponsesEvents = Literal["full", "minimal"]
+"""`full`: what a client would have seen of each item while it grew; `minimal`: each item once, when it is done."""
 
 
 @dataclass(frozen=True, kw_only=True)

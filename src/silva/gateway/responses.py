@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
+from silva.gateway.options import ResponsesEvents
 from silva.gateway.sse import data_frame
 from silva.types.messages import JsonObject
 from silva.types.turn import ApiError, TurnOptions, TurnReply
 from silva.wire.responses_format import ResponsesFormat, ResponsesOptions
-
-ResponsesEvents = Literal["full", "minimal"]
-"""`full`: what a client would have seen of each item while it grew; `minimal`: each item once, when it is done."""
 
 
 class ResponsesDialect(ResponsesFormat):
@@ -21,7 +18,7 @@ class ResponsesDialect(ResponsesFormat):
     connected_frame = b": connected\n\n"
     heartbeat_frame = b": waiting\n\n"
 
-    def __init__(self, events: ResponsesEvents = "full"):
+    def __init__(self, events: ResponsesEvents):
         self._events = events
 
     def data_heartbeat(self, options: TurnOptions, request_id: str, created_s: float, num_early: int) -> bytes:

@@ -7,32 +7,26 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 
 from silva.gateway.app import MOUNT
+from silva.gateway.options import GatewayOptions
 from silva.gateway.protocol import HttpProtocol
 from silva.types.errors import ConfigError, system_reason
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerSettings:
-    """Where the gateway listens. `port` 0: a free one. `advertised_url`: what agents get (None: the address)."""
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    advertised_url: str | None = None
-    keep_alive_s: int = 90
-    close_grace_s: int = 2
+KEEP_ALIVE_S = 90
+"""Longer than the connection pools of SDKs keep an idle connection: a shorter one would look like lost answers."""
+CLOSE_GRACE_S = 2
+"""Seconds that open answers get when the server closes."""
 
 
 class GatewayServer:
     """Serves one ASGI app on the running event loop. Takes over no signal handler."""
 
-    def __init__(self, app: Any, settings: ServerSettings):
-        self._settings = settings
+    def __init__(self, app: Any, options: GatewayOptions):
+        self._options = options
         self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
         config = uvicorn.Config(
@@ -45,8 +39,8 @@ class GatewayServer:
             log_level="warning",
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=settings.keep_alive_s,
-            timeout_graceful_shutdown=settings.close_grace_s,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=CLOSE_GRACE_S,
             backlog=4096,
         )
         self._server = _Server(config)
@@ -60,25 +54,27 @@ class GatewayServer:
     @property
     def base_url(self) -> str:
         """What a client is given as its base URL, mount path included."""
-        if self._settings.advertised_url is not None:
-            return self._settings.advertised_url.rstrip("/")
-        host = self._settings.host
+        if self._options.gateway_advertised_url is not None:
+            return self._options.gateway_advertised_url.rstrip("/")
+        host = self._options.gateway_host
         if host in ("0.0.0.0", "::", ""):
             host = "127.0.0.1"
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}{MOUNT}"
 
     async def start(self) -> None:
         """Listen. Raises ConfigError where the address cannot be taken."""
-        self._socket = _bind(self._settings.host, self._settings.port)
+        self._socket = _bind(self._options.gateway_host, self._options.gateway_port)
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="silva-gateway")
         while not self._server.started:
             if self._task.done():
                 self._task.result()
-                raise ConfigError(f"the gateway did not start on {self._settings.host}:{self._settings.port}")
+                raise ConfigError(
+                    f"the gateway did not start on {self._options.gateway_host}:{self._options.gateway_port}"
+                )
             await asyncio.sleep(0.005)
 
     async def close(self) -> None:
-        """Stop listening; open answers get `close_grace_s`, then their connections are cut."""
+        """Stop listening; open answers get CLOSE_GRACE_S, then their connections are cut."""
         if self._task is None:
             return
         self._server.stop()

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from silva.agent.client import AgentRunner
 from silva.agent.environment import parse_agent_env
@@ -22,11 +22,9 @@ from silva.config.validate import check_token_budget
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, load_dataset
 from silva.export.exporter import Exporter
-from silva.gateway.answer import AnswerSettings
 from silva.gateway.app import GatewayApp
 from silva.gateway.recorder import Recorder
-from silva.gateway.responses import ResponsesEvents
-from silva.gateway.server import GatewayServer, ServerSettings
+from silva.gateway.server import GatewayServer
 from silva.inference.engine import Engine
 from silva.parsers import TurnParser
 from silva.processes.sweep import sweep_run
@@ -42,7 +40,6 @@ from silva.run.settings import (
     num_threads,
     train_concurrency,
     trained_groups,
-    turn_settings,
 )
 from silva.run.user_code import UserCode, build_credit, build_rewards, open_user_code
 from silva.run.watcher import RunWatcher
@@ -293,9 +290,7 @@ async def open_gateway(
     """
     parser, media = load_parser(config, codec), MediaStore(run_dir / MEDIA_DIR)
     log.info("parsers: %s", parser)
-    turns = TurnService(
-        engine=engine, codec=codec, parser=parser, clock=clock, settings=turn_settings(config), media=media
-    )
+    turns = TurnService(engine=engine, codec=codec, parser=parser, clock=clock, options=config, media=media)
     stack.callback(turns.close)
     registry = SessionRegistry(
         engine,
@@ -310,22 +305,11 @@ async def open_gateway(
             if accounts is not None:
                 await accounts.cancel(session)
 
-    settings = ServerSettings(
-        host=config.gateway_host, port=config.gateway_port, advertised_url=config.gateway_advertised_url
-    )
-    app: GatewayApp | Recorder = GatewayApp(
-        registry,
-        turns,
-        clock,
-        AnswerSettings(
-            data_heartbeat_s=config.agentic_sse_data_heartbeat_s, disconnect_grace_s=config.agentic_disconnect_grace_s
-        ),
-        responses_events=cast("ResponsesEvents", config.agentic_responses_events),
-    )
+    app: GatewayApp | Recorder = GatewayApp(registry, turns, clock, config)
     if record is not None:
         app = Recorder(app, record)
         stack.callback(app.close)
-    server = GatewayServer(app, settings)
+    server = GatewayServer(app, config)
     await server.start()
     stack.push_async_callback(server.close)
     stack.push_async_callback(end_sessions)

@@ -11,10 +11,8 @@ from silva.config.options import RunConfig
 from silva.config.validate import min_group_size, one_context_reason
 from silva.credit.assign import CreditShare
 from silva.credit.spread import CreditFunction
-from silva.forest.profiles import parse_profiles
 from silva.judge.group_end import GroupSettings
 from silva.train.algorithms import ALGORITHMS, credit_function
-from silva.turns.turn_service import SamplingSettings, TurnSettings
 from silva.types.rollout import Mode
 
 SMALL_MODEL_BYTES = 64 << 20
@@ -24,33 +22,6 @@ def num_threads(hf_dir: Path) -> int:
     """Torch threads for a model: one for a small one, whose steps are too short to share, else all cores."""
     num_bytes = sum(path.stat().st_size for path in hf_dir.glob("*.safetensors"))
     return 1 if num_bytes < SMALL_MODEL_BYTES else os.cpu_count() or 1
-
-
-def turn_settings(config: RunConfig) -> TurnSettings:
-    """How turns sample in training, and in eval with its overrides."""
-    train = SamplingSettings(
-        temperature=config.rollout_temperature,
-        top_p=config.rollout_top_p,
-        top_k=config.rollout_top_k,
-        stop=tuple(config.rollout_stop),
-        stop_token_ids=tuple(config.rollout_stop_token_ids),
-        max_response_len=config.rollout_max_response_len,
-    )
-    overrides = {
-        "temperature": config.eval_temperature,
-        "top_p": config.eval_top_p,
-        "max_response_len": config.eval_max_response_len,
-    }
-    return TurnSettings(
-        train=train,
-        eval=replace(train, **{name: value for name, value in overrides.items() if value is not None}),
-        max_context_len=config.rollout_max_context_len,
-        seed=config.seed,
-        codec_mode="rerender" if config.agentic_codec == "rerender" else "proven",
-        echo_match="exact" if config.agentic_echo_match == "exact" else "lenient",
-        profiles=parse_profiles(config.agentic_profiles),
-        engine_timeout_s=config.engine_timeout_s,
-    )
 
 
 def group_settings(config: RunConfig, mode: Mode) -> GroupSettings:

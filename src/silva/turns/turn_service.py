@@ -6,20 +6,21 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from silva.codec import TurnCodec
 from silva.forest.difference import first_difference
-from silva.forest.echo import EchoMatch, MessageAt
-from silva.forest.profiles import PROFILES, Canonicaliser, Profile
+from silva.forest.echo import MessageAt
+from silva.forest.profiles import Canonicaliser
 from silva.forest.session_forest import Match, Placement, SessionForest
 from silva.inference.engine import Engine
 from silva.inference.time_limit import RETRY_DELAYS_S
 from silva.parsers import TurnParser
 from silva.turns.engine_client import EngineClient, Generation, derived_seed
 from silva.turns.live_session import LiveSession
+from silva.turns.options import TurnServiceOptions
 from silva.turns.placing import place_turn
 from silva.turns.reading import cut_at_stop, read_turn, shortest_prefix, token_logprobs
 from silva.turns.refusals import refuse_hopeless, refuse_images
@@ -27,54 +28,15 @@ from silva.types.clock import Clock
 from silva.types.errors import EngineFault, RequestError, StorageFault, TransitionRefused
 from silva.types.generation import Media, SamplingParams
 from silva.types.messages import Image, JsonObject, Message
-from silva.types.rollout import Mode, RequestRecord, TokenUsage
+from silva.types.rollout import RequestRecord, TokenUsage
 from silva.types.turn import ApiError, TurnOptions, TurnReply
 from silva.wire.model_request import ModelRequest
 
 T = TypeVar("T")
-CodecMode = Literal["proven", "rerender"]
 MAX_INLINE_IDS = 1024
 NUM_CODEC_THREADS = 4
 """A step that takes seconds (a slow template, a long history) must not stop the turns of other sessions."""
 MAX_PATHS = 64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SamplingSettings:
-    """What the run says about sampling. `max_response_len` is in tokens, None: what the context leaves."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    max_response_len: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TurnSettings:
-    """Settings of the turn service. `max_context_len` is in tokens; the smaller of it and the engine's own holds.
-
-    `seed` is that of the run (--seed). `codec_mode` rerender makes each turn a new root. `echo_match` lenient takes an
-    assistant message that lost something on its way back for the turn that it was; exact takes it for another. What
-    `profiles` match does not count for who is who.
-    `retry_delays_s`: one retry of a failed engine call after each pause. `resume_aborted`: a turn whose engine call was
-    aborted goes on behind the tokens that it has, else it is sampled again from its prompt.
-    """
-
-    train: SamplingSettings = field(default_factory=SamplingSettings)
-    eval: SamplingSettings = field(default_factory=SamplingSettings)
-    max_context_len: int | None = None
-    seed: int = 42
-    codec_mode: CodecMode = "proven"
-    echo_match: EchoMatch = "lenient"
-    profiles: tuple[Profile, ...] = tuple(PROFILES.values())
-    engine_timeout_s: float = 300.0
-    retry_delays_s: tuple[float, ...] = RETRY_DELAYS_S
-    resume_aborted: bool = True
-
-    def sampling(self, mode: Mode) -> SamplingSettings:
-        return self.eval if mode == "eval" else self.train
 
 
 class ImageKeeper(Protocol):
@@ -140,23 +102,29 @@ class TurnService:
         codec: TurnCodec,
         parser: TurnParser,
         clock: Clock,
-        settings: TurnSettings,
+        options: TurnServiceOptions,
         media: ImageKeeper | None = None,
+        retry_delays_s: tuple[float, ...] = RETRY_DELAYS_S,
+        resume_aborted: bool = True,
     ):
-        """Without `media` there is no place to keep images, so requests that bring some are refused."""
+        """Without `media` there is no place to keep images, so requests that bring some are refused.
+
+        `retry_delays_s`: a failed engine call is tried again after each of these pauses. `resume_aborted`: a turn whose
+        engine call was aborted continues after the tokens that it has; else it is sampled again from its prompt.
+        """
         self._engine = engine
         self._codec = codec
         self._parser = parser
         self._clock = clock
-        self._settings = settings
+        self._options = options
         self._media = media
-        self._canonicaliser = Canonicaliser(settings.profiles)
+        self._canonicaliser = Canonicaliser(options.profiles)
         self._client = EngineClient(
             engine,
             clock,
-            timeout_s=settings.engine_timeout_s,
-            retry_delays_s=settings.retry_delays_s,
-            resume=settings.resume_aborted,
+            timeout_s=options.engine_timeout_s,
+            retry_delays_s=retry_delays_s,
+            resume=resume_aborted,
         )
         self._longest_token = max(map(len, codec.tokenizer.get_vocab()))
         self._pool = ThreadPoolExecutor(NUM_CODEC_THREADS, thread_name_prefix="silva-codec")
@@ -206,7 +174,7 @@ class TurnService:
         sampling = self._sampling(live, request.options, record, num_prompt)
         record.match = match.kind
         record.repairs = list[str](match.repairs)
-        if match.kind != "append" and self._settings.codec_mode == "proven":
+        if match.kind != "append" and self._options.agentic_codec == "proven":
             record.difference = self._difference(session.forest, match, request.message_at, request.path_of)
         self.counters["marker_mismatch"] += placement.marker_mismatch
         session.first_request.set()
@@ -234,10 +202,10 @@ class TurnService:
         return placement, held + len(placement.observation_ids) + len(placement.lead_ids)
 
     def _match(self, live: LiveSession, request: ModelRequest) -> Match:
-        if self._settings.codec_mode == "rerender":
+        if self._options.agentic_codec == "rerender":
             match = live.session.forest.match(request.conversation, request.digests)
             return replace(match, parent=None, num_matched=0)
-        lenient = self._settings.echo_match == "lenient"
+        lenient = self._options.lenient
         digests, profiles = self.identify(request)
         match = live.session.forest.match(request.conversation, digests, request.message_at, lenient)
         return replace(match, profiles=profiles) if profiles else match
@@ -315,7 +283,7 @@ class TurnService:
 
     def _match_again(self, forest: SessionForest, turn: PreparedTurn, record: RequestRecord) -> None:
         """Say of a turn how it hangs now: others may have been committed since it was placed."""
-        match, proven = turn.placement.match, self._settings.codec_mode == "proven"
+        match, proven = turn.placement.match, self._options.agentic_codec == "proven"
         parent = match.parent or forest.node_of(match.root) if proven else None
         children = parent.children if parent is not None else []
         same = any(child.key == match.request_key for child in children)
@@ -342,7 +310,7 @@ class TurnService:
             forest,
             match,
             message_at,
-            lenient=self._settings.echo_match == "lenient",
+            lenient=self._options.lenient,
             path_of=path_of,
             clean_first=lambda message: self._canonicaliser.clean(message)[0],
         )
@@ -350,7 +318,6 @@ class TurnService:
     def _sampling(
         self, live: LiveSession, options: TurnOptions, record: RequestRecord, num_prompt: int
     ) -> SamplingParams:
-        config = self._settings.sampling(live.session.mode)
         limit = self._context_limit()
         room = limit - num_prompt
         if room < 1:
@@ -366,14 +333,12 @@ class TurnService:
             owner = session.seed_key or session.session_id
             # The record stands near the end of a list that may be long.
             number = next(at for at in range(len(session.requests) - 1, -1, -1) if session.requests[at] is record)
-            seed = derived_seed(self._settings.seed, owner, number)
-        return SamplingParams(
-            max_new_tokens=min(room, options.max_tokens or room, config.max_response_len or room),
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            stop=tuple(dict.fromkeys((*config.stop, *options.stop))),
-            stop_token_ids=tuple(dict.fromkeys((*self._codec.stop_ids, *config.stop_token_ids))),
+            seed = derived_seed(self._options.seed, owner, number)
+        base = self._options.sampling(live.session.mode, room=min(room, options.max_tokens or room))
+        return replace(
+            base,
+            stop=tuple(dict.fromkeys((*base.stop, *options.stop))),
+            stop_token_ids=tuple(dict.fromkeys((*self._codec.stop_ids, *base.stop_token_ids))),
             seed=seed,
         )
 
@@ -406,7 +371,7 @@ class TurnService:
             raise refused.at(field or None) from refused
 
     def _context_limit(self) -> int:
-        return min(self._settings.max_context_len or self._engine.max_context_len, self._engine.max_context_len)
+        return min(self._options.rollout_max_context_len or self._engine.max_context_len, self._engine.max_context_len)
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

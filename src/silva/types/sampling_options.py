@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
+from silva.types.generation import SamplingParams
 from silva.types.option import opt
+from silva.types.rollout import Mode
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,3 +41,18 @@ class SamplingOptions:
         "eval", None, "Most tokens of one model turn in eval (default: --rollout-max-response-len).", low=1
     )
     seed: int = opt("run", 1234, "Seed of everything random but the data order.", low=0)
+
+    def sampling(self, mode: Mode, *, room: int) -> SamplingParams:
+        """How a turn samples that may have `room` tokens, before its request adds to that."""
+
+        def chosen(rollout: T, held_out: T | None) -> T:
+            return rollout if mode != "eval" or held_out is None else held_out
+
+        return SamplingParams(
+            max_new_tokens=min(room, chosen(self.rollout_max_response_len, self.eval_max_response_len) or room),
+            temperature=chosen(self.rollout_temperature, self.eval_temperature),
+            top_p=chosen(self.rollout_top_p, self.eval_top_p),
+            top_k=self.rollout_top_k,
+            stop=tuple(self.rollout_stop),
+            stop_token_ids=tuple(self.rollout_stop_token_ids),
+        )
