@@ -15,11 +15,11 @@ from silva.store.ledger import RunLedger
 from silva.store.queries import check_ledgers, counts, open_run, show_session
 from silva.types.generation import VersionSpan
 from silva.types.rollout import (
-    AttemptRecord,
-    NodeRecord,
-    RequestRecord,
+    AttemptRow,
+    NodeRow,
+    RequestRow,
     ResponseSpan,
-    SessionRecord,
+    SessionRow,
     TokenUsage,
     TrainingSample,
 )
@@ -27,7 +27,7 @@ from silva.types.rollout import (
 NUM_TURNS, NUM_GIVEN, NUM_SAMPLED, GROUP = 5, 512, 128, 8
 
 
-def session(session_id: str, group_id: str) -> SessionRecord:
+def session(session_id: str, group_id: str) -> SessionRow:
     """A linear session whose log-probs differ between its ids."""
     nodes = [_node(0, "root", 0, 0)]
     for turn in range(NUM_TURNS):
@@ -55,7 +55,7 @@ def session(session_id: str, group_id: str) -> SessionRecord:
         responses=tuple(responses),
         reward=0.5,
     )
-    return SessionRecord(
+    return SessionRow(
         session_id=session_id,
         group_id=group_id,
         mode="train",
@@ -71,11 +71,11 @@ def session(session_id: str, group_id: str) -> SessionRecord:
     )
 
 
-def _node(node_id: int, kind: str, num_given: int, num_sampled: int) -> NodeRecord:
+def _node(node_id: int, kind: str, num_given: int, num_sampled: int) -> NodeRow:
     spans = [VersionSpan(start=0, length=num_given, version=-1)] if num_given else []
     if num_sampled:
         spans.append(VersionSpan(start=num_given, length=num_sampled, version=node_id // 2 - 1))
-    return NodeRecord(
+    return NodeRow(
         node_id=node_id,
         parent_id=node_id - 1 if node_id else None,
         state_key=f"{node_id:032x}",
@@ -90,8 +90,8 @@ def _node(node_id: int, kind: str, num_given: int, num_sampled: int) -> NodeReco
     )
 
 
-def _request(turn: int) -> RequestRecord:
-    return RequestRecord(
+def _request(turn: int) -> RequestRow:
+    return RequestRow(
         request_id=f"r{turn}",
         protocol="chat",
         stream=False,
@@ -105,8 +105,8 @@ def _request(turn: int) -> RequestRecord:
     )
 
 
-def _attempt(turn: int) -> AttemptRecord:
-    return AttemptRecord(
+def _attempt(turn: int) -> AttemptRow:
+    return AttemptRow(
         request_id=f"r{turn}",
         attempt=0,
         num_input=NUM_GIVEN,

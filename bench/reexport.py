@@ -23,12 +23,12 @@ from silva.forest.identity import chain_key, message_digest, root_key
 from silva.forest.restore import message_from_chat
 from silva.store.ledger import RunLedger
 from silva.types.messages import Conversation
-from silva.types.rollout import NodeRecord, SessionRecord
+from silva.types.rollout import NodeRow, SessionRow
 
 
-def chained(record: SessionRecord) -> SessionRecord:
+def chained(record: SessionRow) -> SessionRow:
     """The session with the keys that a forest gives its nodes, and an output."""
-    nodes: list[NodeRecord] = []
+    nodes: list[NodeRow] = []
     key = root_key(Conversation(template_kwargs={}))
     for node in record.nodes:
         messages = [{**message, "role": "assistant"} for message in node.messages]

@@ -8,7 +8,7 @@ import pytest
 from char_codec import END, CharCodec, ids_of, text_of, twin
 
 from silva.forest.identity import message_digest
-from silva.forest.lineage import build_sample, linear_leaf, node_records
+from silva.forest.lineage import build_sample, linear_leaf, node_rows
 from silva.forest.session_forest import MAX_SPELLINGS, Node, Placement, SessionForest
 from silva.parsers import TurnParser
 from silva.turns.placing import place_turn
@@ -216,7 +216,7 @@ def test_two_open_requests_share_one_observation() -> None:
     first, second = talk.ask(user("u")), talk.ask(user("u"))
     one, other = talk.answer(first, "a"), talk.answer(second, "b")
     assert one.parent is other.parent
-    assert [record.kind for record in node_records(talk.forest)] == ["root", "observation", "response", "response"]
+    assert [record.kind for record in node_rows(talk.forest)] == ["root", "observation", "response", "response"]
 
 
 def test_equal_answers_are_two_states_and_the_newest_goes_on_until_one_was_used() -> None:

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from restored import assert_same_forest, assert_same_matches, restored
 
 from silva.forest.identity import canonical_arguments, chain_keys, message_digest, root_key
-from silva.forest.lineage import build_sample, build_samples, exported_leaves, linear_leaf, node_records
+from silva.forest.lineage import build_sample, build_samples, exported_leaves, linear_leaf, node_rows
 from silva.forest.records import ToldHistories
 from silva.forest.session_forest import Match, Node, SessionForest
 from silva.parsers import TurnParser
@@ -463,7 +463,7 @@ class ForestMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.check_records()
-        nodes, records = self.forest.nodes, node_records(self.forest)
+        nodes, records = self.forest.nodes, node_rows(self.forest)
         assert [node.node_id for node in nodes] == list(range(len(nodes)))
         for node, record in zip(nodes, records, strict=True):
             assert record.node_id == node.node_id

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silva.forest.identity import message_digest
-from silva.forest.lineage import node_records
+from silva.forest.lineage import node_rows
 from silva.forest.restore import message_from_chat, restore_forest
 from silva.forest.session_forest import Placement, Response, SessionForest
 from silva.types.generation import GenerateResult, VersionSpan
@@ -85,7 +85,7 @@ DAMAGE: dict[str, tuple[int, dict[str, Any]]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_records_name_their_node(damage: str) -> None:
     node_id, fields = DAMAGE[damage]
-    records = node_records(_forest())
+    records = node_rows(_forest())
     records[node_id] = replace(records[node_id], **fields)
     with pytest.raises(ValueError, match=f"node {records[node_id].node_id} is damaged: "):
         restore_forest(records)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from speakers import SPEAKERS, Ask, Part, Picture, Plan, Told
 
 from silva.codec import TurnCodec
-from silva.types.rollout import RequestRecord
+from silva.types.rollout import RequestRow
 
 TOOLS: tuple[Json, ...] = (
     {
@@ -43,7 +43,7 @@ def shape(serve: Serve, session_id: str) -> list[Any]:
     ]
 
 
-def kept_repairs(record: RequestRecord) -> list[str]:
+def kept_repairs(record: RequestRow) -> list[str]:
     """Repairs but for empty answers: in Responses nothing is left of one that a client could send back."""
     return [kind for kind in record.repairs if not (record.protocol == "responses" and kind == "answer_missing")]
 

@@ -8,23 +8,23 @@ from typing import Any
 from silva.store.ledger import RunLedger
 from silva.types.generation import VersionSpan
 from silva.types.rollout import (
-    AttemptRecord,
-    NodeRecord,
-    RequestRecord,
+    AttemptRow,
+    NodeRow,
+    RequestRow,
     ResponseSpan,
-    SessionRecord,
+    SessionRow,
     TokenUsage,
     TrainingSample,
 )
 
 
-def node(node_id: int, parent_id: int | None, kind: Any, ids: list[int], num_lead: int, **more: Any) -> NodeRecord:
+def node(node_id: int, parent_id: int | None, kind: Any, ids: list[int], num_lead: int, **more: Any) -> NodeRow:
     """A node whose first `num_lead` ids were given and whose other ids were sampled by version 1 + node_id."""
     num_sampled = len(ids) - num_lead
     spans = [VersionSpan(start=0, length=num_lead, version=-1)] if num_lead else []
     if num_sampled:
         spans.append(VersionSpan(start=num_lead, length=num_sampled, version=1 + node_id))
-    return NodeRecord(
+    return NodeRow(
         node_id=node_id,
         parent_id=parent_id,
         state_key=f"key{node_id:02d}",
@@ -40,10 +40,10 @@ def node(node_id: int, parent_id: int | None, kind: Any, ids: list[int], num_lea
     )
 
 
-def joined(nodes: list[NodeRecord], leaf: int, **more: Any) -> TrainingSample:
+def joined(nodes: list[NodeRow], leaf: int, **more: Any) -> TrainingSample:
     """The sample of one leaf; `more` sets its other fields."""
     by_id = {item.node_id: item for item in nodes}
-    path: list[NodeRecord] = []
+    path: list[NodeRow] = []
     at: int | None = leaf
     while at is not None:
         path.insert(0, by_id[at])
@@ -75,7 +75,7 @@ def joined(nodes: list[NodeRecord], leaf: int, **more: Any) -> TrainingSample:
     return TrainingSample(node_id=leaf, version_spans=tuple(spans), **{**fields, "responses": responses, **more})
 
 
-def forest() -> list[NodeRecord]:
+def forest() -> list[NodeRow]:
     """Root, observation, response, then two branches of observation and response."""
     return [
         node(0, None, "root", [], 0, messages=[], tools=[{"type": "function"}], template_kwargs={}),
@@ -88,9 +88,9 @@ def forest() -> list[NodeRecord]:
     ]
 
 
-def requests() -> list[RequestRecord]:
+def requests() -> list[RequestRow]:
     return [
-        RequestRecord(
+        RequestRow(
             request_id="r0",
             protocol="chat",
             stream=False,
@@ -103,7 +103,7 @@ def requests() -> list[RequestRecord]:
             wait_s=0.1,
             latency_s=0.25,
         ),
-        RequestRecord(
+        RequestRow(
             request_id="r1",
             protocol="messages",
             stream=True,
@@ -117,7 +117,7 @@ def requests() -> list[RequestRecord]:
     ]
 
 
-def exported(session_id: str, group_id: str, **more: Any) -> SessionRecord:
+def exported(session_id: str, group_id: str, **more: Any) -> SessionRow:
     """A session with one implicit context (or the `samples` given)."""
     nodes = more.pop("nodes", None) or forest()
     fields: dict[str, Any] = {
@@ -129,7 +129,7 @@ def exported(session_id: str, group_id: str, **more: Any) -> SessionRecord:
         "metadata": {"task": 1},
         "requests": requests(),
         "attempts": [
-            AttemptRecord(
+            AttemptRow(
                 request_id="r0",
                 attempt=0,
                 num_input=4,
@@ -143,10 +143,10 @@ def exported(session_id: str, group_id: str, **more: Any) -> SessionRecord:
         ],
         "samples": [joined(nodes, min(4, len(nodes) - 1), session_id=session_id, group_id=group_id)],
     }
-    return SessionRecord(session_id=session_id, group_id=group_id, nodes=nodes, **{**fields, **more})
+    return SessionRow(session_id=session_id, group_id=group_id, nodes=nodes, **{**fields, **more})
 
 
-def failed(session_id: str, group_id: str, reason: str = "agent_exit", **more: Any) -> SessionRecord:
+def failed(session_id: str, group_id: str, reason: str = "agent_exit", **more: Any) -> SessionRow:
     fields: dict[str, Any] = {
         "status": "failed",
         "error": "exit 3",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from store_records import begin, exported
 
-from silva.forest.lineage import build_sample, build_samples, exported_leaves, linear_leaf, node_records
+from silva.forest.lineage import build_sample, build_samples, exported_leaves, linear_leaf, node_rows
 from silva.forest.session_forest import Placement, Response, SessionForest
 from silva.store.ledger import RunLedger
 from silva.store.queries import load_samples, open_run, show_session
@@ -64,7 +64,7 @@ def test_leaves_come_back_with_their_shared_turns_masked_once(tmp_path: Path) ->
     with RunLedger(tmp_path) as ledger:
         group = begin(ledger, 0)
         built = build_samples(forest, records, session_id=f"{group}-s0", group_id=group)
-        ended = exported(f"{group}-s0", group, nodes=node_records(forest), samples=list(built), requests=[])
+        ended = exported(f"{group}-s0", group, nodes=node_rows(forest), samples=list(built), requests=[])
         ledger.end_session(ended).result(5)
         with open_run(tmp_path) as conn:
             read = load_samples(conn, f"{group}-s0")
@@ -93,7 +93,7 @@ def test_a_forest_comes_back_from_the_ledger(tmp_path: Path) -> None:
     with RunLedger(tmp_path) as ledger:
         group = begin(ledger, 0)
         built = build_sample(forest, record, session_id=f"{group}-s0", group_id=group)
-        ended = exported(f"{group}-s0", group, nodes=node_records(forest), samples=[built], requests=[])
+        ended = exported(f"{group}-s0", group, nodes=node_rows(forest), samples=[built], requests=[])
         ledger.end_session(ended).result(5)
         doc = show_session(tmp_path, f"{group}-s0")
         with open_run(tmp_path) as conn:

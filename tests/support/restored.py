@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from silva.forest.identity import message_digest
-from silva.forest.lineage import node_records
+from silva.forest.lineage import node_rows
 from silva.forest.restore import restore_forest
 from silva.forest.session_forest import Match, Node, SessionForest
 from silva.types.messages import Conversation, Message
@@ -25,7 +25,7 @@ def restored(forest: SessionForest) -> SessionForest:
                 for name in ("messages", "tools", "template_kwargs", "told", "spellings")
             },
         )
-        for record in node_records(forest)
+        for record in node_rows(forest)
     ]
     requests = {node.node_id: node.request_id for node in forest.nodes if node.kind == "response" and node.request_id}
     return restore_forest(records, requests)
@@ -34,7 +34,7 @@ def restored(forest: SessionForest) -> SessionForest:
 def assert_same_forest(mine: SessionForest, other: SessionForest) -> None:
     """Same nodes, field by field, and the same records."""
     assert list(map(_told, mine.nodes)) == list(map(_told, other.nodes))
-    assert list(map(asdict, node_records(mine))) == list(map(asdict, node_records(other)))
+    assert list(map(asdict, node_rows(mine))) == list(map(asdict, node_rows(other)))
 
 
 def assert_same_matches(mine: SessionForest, other: SessionForest, asked: Sequence[tuple[Conversation, Any]]) -> None:

@@ -10,7 +10,7 @@ from gateway_serve import Json, Serve, serving
 
 from silva.codec import TurnCodec
 from silva.turns.session_client import SessionClient
-from silva.types.rollout import RequestRecord
+from silva.types.rollout import RequestRow
 from silva.wire.formats import FORMATS
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "look", "arguments": {"at": 1.0}}\n</tool_call>'
@@ -53,9 +53,9 @@ def messages_bodies(answer: Json | None) -> Json:
     return {"model": "m", "max_tokens": 64, "messages": messages, "tools": tools}
 
 
-def plain(record: RequestRecord) -> dict[str, Any]:
+def plain(record: RequestRow) -> dict[str, Any]:
     """A request's record without times."""
-    fields = {name: getattr(record, name) for name in RequestRecord.__slots__}
+    fields = {name: getattr(record, name) for name in RequestRow.__slots__}
     return {name: value for name, value in fields.items() if not name.endswith("_s")}
 
 

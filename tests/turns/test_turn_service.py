@@ -14,7 +14,7 @@ from raw_http import RawClient
 
 from silva.codec import TurnCodec, TurnDelta
 from silva.types.messages import Conversation, Message
-from silva.types.rollout import AttemptRecord
+from silva.types.rollout import AttemptRow
 from silva.types.weights import MemoryWeights
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
@@ -43,7 +43,7 @@ async def test_an_abort_is_continued_inside_the_same_request(codec: TurnCodec):
         assert node.num_aborts == 2
         assert answer["usage"]["completion_tokens"] == 2 + len(tail)
         assert answer["usage"]["prompt_tokens"] == len(calls[0]["input_ids"])
-        records: list[AttemptRecord] = serve.session("s").attempts
+        records: list[AttemptRow] = serve.session("s").attempts
         assert [(record.num_output, record.finish_reason, record.weight_version) for record in records] == [
             (2, "abort", 1),
             (0, "abort", None),

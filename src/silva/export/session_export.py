@@ -8,7 +8,7 @@ from silva.export.exporter import NO_RESPONSE, Exporter
 from silva.forest.lineage import SharedPrefix, build_samples
 from silva.turns.session import Session
 from silva.types.errors import SessionFailure
-from silva.types.rollout import ExportRecord, RequestRecord, Samples
+from silva.types.rollout import ExportRecord, RequestRow, Samples
 
 
 def export_session(exporter: Exporter, session: Session) -> list[ExportRecord]:
@@ -42,6 +42,6 @@ def _why_none(session: Session) -> str:
     return f"none of its {len(session.requests)} request(s) got one, the last ended with {end_of(session.requests[-1])}"
 
 
-def end_of(record: RequestRecord) -> str:
+def end_of(record: RequestRow) -> str:
     """How a request ended, for messages."""
     return " ".join(str(part) for part in (record.http_status, record.error_code) if part is not None) or "no answer"

@@ -10,7 +10,7 @@ from silva.forest.session_forest import Node, SessionForest
 from silva.types.errors import SessionFailure
 from silva.types.generation import VersionSpan, join_spans
 from silva.types.messages import JsonObject
-from silva.types.rollout import ExportRecord, NodeRecord, ResponseSpan, TrainingSample
+from silva.types.rollout import ExportRecord, NodeRow, ResponseSpan, TrainingSample
 
 UNSAMPLED_VERSION = -1
 ExportMode = Literal["strict", "last", "leaves"]
@@ -135,18 +135,18 @@ def _lead_span(node: Node) -> tuple[VersionSpan, ...]:
     return (VersionSpan(start=0, length=node.lead, version=UNSAMPLED_VERSION),) if node.lead else ()
 
 
-def node_records(forest: SessionForest) -> list[NodeRecord]:
+def node_rows(forest: SessionForest) -> list[NodeRow]:
     """Every node in the form that is stored and shown."""
-    return [_node_record(node) for node in forest.nodes]
+    return [_node_row(node) for node in forest.nodes]
 
 
-def _node_record(node: Node) -> NodeRecord:
+def _node_row(node: Node) -> NodeRow:
     sampled = len(node.ids) - node.lead
     tools: list[JsonObject] | None = None
     kwargs: JsonObject | None = None
     if node.kind == "root":
         tools, kwargs = list(node.conversation.tools), node.conversation.template_kwargs
-    return NodeRecord(
+    return NodeRow(
         node_id=node.node_id,
         parent_id=None if node.parent is None else node.parent.node_id,
         state_key=node.key.hex(),
@@ -162,11 +162,11 @@ def _node_record(node: Node) -> NodeRecord:
         tools=tools,
         template_kwargs=kwargs,
         told=None if node.told is None or node.told == node.messages[0] else node.told.to_chat(),
-        spellings=[_spelling_record(alias) for alias in node.spellings],
+        spellings=[_spelling_row(alias) for alias in node.spellings],
     )
 
 
-def _spelling_record(alias: EchoAlias) -> JsonObject:
+def _spelling_row(alias: EchoAlias) -> JsonObject:
     return {
         "key": alias.key.hex(),
         "node_id": alias.node.node_id,

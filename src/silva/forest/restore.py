@@ -12,11 +12,11 @@ from silva.forest.identity import chain_key, message_digest
 from silva.forest.session_forest import Node, SessionForest
 from silva.types.generation import FinishReason, VersionSpan
 from silva.types.messages import MEDIA_PREFIX, Conversation, Image, JsonObject, Message, Part, ToolCall, text_of
-from silva.types.rollout import NodeRecord
+from silva.types.rollout import NodeRow
 
 
-def restore_forest(records: Iterable[NodeRecord], request_ids: Mapping[int, str] | None = None) -> SessionForest:
-    """The forest whose `node_records` these are, in their order.
+def restore_forest(records: Iterable[NodeRow], request_ids: Mapping[int, str] | None = None) -> SessionForest:
+    """The forest whose `node_rows` these are, in their order.
 
     `request_ids` names the requests that committed the responses, by node. Raises ValueError, with the node named,
     where a record cannot have come from a forest.
@@ -40,7 +40,7 @@ def restore_forest(records: Iterable[NodeRecord], request_ids: Mapping[int, str]
     return forest
 
 
-def _node(record: NodeRecord, forest: SessionForest) -> Node:
+def _node(record: NodeRow, forest: SessionForest) -> Node:
     parent = None if record.parent_id is None else forest.nodes[record.parent_id]
     if (parent is None) != (record.kind == "root") or record.node_id != len(forest.nodes):
         raise ValueError(f"a {record.kind} under {record.parent_id}, after {len(forest.nodes)} nodes")
@@ -65,7 +65,7 @@ def _node(record: NodeRecord, forest: SessionForest) -> Node:
     return node
 
 
-def _read_answer(node: Node, record: NodeRecord, forest: SessionForest) -> None:
+def _read_answer(node: Node, record: NodeRow, forest: SessionForest) -> None:
     """What only a response holds."""
     (said,) = node.messages
     assert node.parent is not None

@@ -23,7 +23,7 @@ from silva.gateway.http import (
     send_start,
 )
 from silva.types.clock import Clock
-from silva.types.rollout import RequestRecord
+from silva.types.rollout import RequestRow
 from silva.types.turn import ApiError, TurnOptions, TurnReply
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Answer:
     dialect: Dialect
     options: TurnOptions
     held: HeldTurn
-    record: RequestRecord
+    record: RequestRow
     clock: Clock
     data_heartbeat_s: float | None
     send: Send

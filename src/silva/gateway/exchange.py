@@ -31,7 +31,7 @@ from silva.turns.session_registry import SessionRegistry
 from silva.turns.turn_service import TurnService
 from silva.types.clock import Clock
 from silva.types.errors import RequestError
-from silva.types.rollout import RequestRecord
+from silva.types.rollout import RequestRow
 from silva.types.turn import ApiError, TurnReply
 from silva.wire.model_request import ModelRequest
 
@@ -172,7 +172,7 @@ class ModelEndpoint:
         return SESSION_ENDED if live.session.ended else result
 
     def _join_or_begin(
-        self, live: LiveSession, record: RequestRecord, request: ModelRequest, asked: bytes, evidence: Evidence
+        self, live: LiveSession, record: RequestRow, request: ModelRequest, asked: bytes, evidence: Evidence
     ) -> HeldTurn:
         """The turn that this request repeats, else a new one."""
         turns = self._held.setdefault(live, HeldTurns())
@@ -190,7 +190,7 @@ class ModelEndpoint:
         turns.add(held)
         return held
 
-    def _outcome(self, live: LiveSession, held: HeldTurn, record: RequestRecord) -> TurnReply | ApiError:
+    def _outcome(self, live: LiveSession, held: HeldTurn, record: RequestRow) -> TurnReply | ApiError:
         """What became of an ended turn, for the record of one request that waited for it."""
         outcome = ended_turn(held.task, held.record.request_id)
         if isinstance(outcome, ApiError):
@@ -199,7 +199,7 @@ class ModelEndpoint:
             live.complete(record, held.record)
         return outcome
 
-    async def _tell(self, live: LiveSession, record: RequestRecord, answer: Answer) -> None:
+    async def _tell(self, live: LiveSession, record: RequestRow, answer: Answer) -> None:
         held = answer.held
         try:
             if await answer.tell():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from silva.gateway.http import Delivery, Scope, header
 from silva.turns.live_session import TurnTask
 from silva.turns.turn_service import PreparedTurn
-from silva.types.rollout import RequestRecord
+from silva.types.rollout import RequestRow
 from silva.types.turn import TurnOptions, TurnReply
 
 MAX_TOLD = 16
@@ -50,7 +50,7 @@ class HeldTurn:
     waits: a turn is only committed then. A `dropped` turn is being cancelled.
     """
 
-    def __init__(self, *, asked: bytes, evidence: Evidence, record: RequestRecord, created_s: float):
+    def __init__(self, *, asked: bytes, evidence: Evidence, record: RequestRow, created_s: float):
         self.asked = asked
         self.idempotency_key = evidence.idempotency_key
         self.record = record
@@ -59,7 +59,7 @@ class HeldTurn:
         self.wanted = asyncio.Event()
         self.dropped = False
         self.task: TurnTask
-        self.waiting: list[RequestRecord] = []
+        self.waiting: list[RequestRow] = []
         self._told: Delivery | None = None
 
     @property
@@ -84,7 +84,7 @@ class HeldTurn:
         await self.wanted.wait()
 
     @contextmanager
-    def wait(self, record: RequestRecord) -> Iterator[None]:
+    def wait(self, record: RequestRow) -> Iterator[None]:
         """This request waits for the turn, or is told it, while the block runs."""
         self.waiting.append(record)
         self.wanted.set()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from silva.data.prompts import Prompt
 from silva.export.session_export import session_samples
-from silva.forest.lineage import node_records
+from silva.forest.lineage import node_rows
 from silva.judge.group_end import (
     CreditStage,
     GroupResult,
@@ -30,7 +30,7 @@ from silva.store.ledger import RunLedger
 from silva.turns.session import Session
 from silva.turns.session_registry import SessionRegistry
 from silva.types.errors import GroupEnd, RunStopped, SessionFailure
-from silva.types.rollout import Mode, Samples, SessionRecord
+from silva.types.rollout import Mode, Samples, SessionRow
 
 log = logging.getLogger("silva.rollout")
 
@@ -267,9 +267,9 @@ def _session_of(result: Samples | SlotFailure) -> str:
     return result.session_id if isinstance(result, SlotFailure) else result[0].session_id
 
 
-def session_record(session: Session, outcome: Outcome) -> SessionRecord:
+def session_record(session: Session, outcome: Outcome) -> SessionRow:
     """Everything that the ledger keeps of a session that ended."""
-    return SessionRecord(
+    return SessionRow(
         session_id=session.session_id,
         group_id=session.group_id,
         mode=session.mode,
@@ -278,7 +278,7 @@ def session_record(session: Session, outcome: Outcome) -> SessionRecord:
         error=outcome.message,
         reward=outcome.reward,
         metadata=outcome.metadata,
-        nodes=node_records(session.forest),
+        nodes=node_rows(session.forest),
         requests=session.requests,
         attempts=session.attempts,
         samples=list(outcome.samples),

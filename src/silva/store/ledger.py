@@ -22,7 +22,7 @@ from silva.store.files import DB_NAME, LedgerError, lock_run, open_writer
 from silva.store.rows import insert_session_rows
 from silva.types.clock import Clock, SystemClock
 from silva.types.messages import JsonObject
-from silva.types.rollout import Mode, PromptState, SessionRecord, TrainingSample
+from silva.types.rollout import Mode, PromptState, SessionRow, TrainingSample
 from silva.types.text import safe_text
 
 _GATHER_S = 0.1
@@ -233,7 +233,7 @@ class RunLedger:
                 )
             )
 
-    def end_session(self, record: SessionRecord) -> Future[None]:
+    def end_session(self, record: SessionRow) -> Future[None]:
         """Write a session that ended: its row, nodes, requests, attempts and samples, all or nothing.
 
         AssertionError on the Future if a sample is not what its lineage of nodes says.

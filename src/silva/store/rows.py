@@ -11,11 +11,11 @@ from itertools import chain, compress, repeat
 
 from silva.store.encode import pack_floats, pack_ids, pack_mask, runs_of, spans_to_json, to_column
 from silva.types.generation import VersionSpan, check_spans
-from silva.types.rollout import AttemptRecord, NodeRecord, RequestRecord, SessionRecord, TrainingSample
+from silva.types.rollout import AttemptRow, NodeRow, RequestRow, SessionRow, TrainingSample
 from silva.types.text import safe_text
 
 
-def insert_session_rows(conn: sqlite3.Connection, record: SessionRecord, ended_s: float) -> None:
+def insert_session_rows(conn: sqlite3.Connection, record: SessionRow, ended_s: float) -> None:
     """Write all rows of an ended session, inside the caller's transaction.
 
     AssertionError if the record contradicts itself.
@@ -97,7 +97,7 @@ def _real(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _check_node(session_id: str, node: NodeRecord) -> None:
+def _check_node(session_id: str, node: NodeRow) -> None:
     num_ids = len(node.token_ids)
     lengths = (len(node.loss_mask), len(node.logprobs), len(node.kept_mass))
     where = f"session {session_id}, node {node.node_id}"
@@ -108,7 +108,7 @@ def _check_node(session_id: str, node: NodeRecord) -> None:
     assert set(compress(node.kept_mass, unsampled)) <= {1.0}, f"{where}: a kept mass on an id whose mask is 0"
 
 
-def _masked_runs(sample: TrainingSample, nodes: Mapping[int, NodeRecord]) -> list[list[int]]:
+def _masked_runs(sample: TrainingSample, nodes: Mapping[int, NodeRow]) -> list[list[int]]:
     """Where the sample masks ids that its lineage sampled. AssertionError if it differs from the lineage otherwise."""
     where = f"session {sample.session_id}, sample {sample.name!r}"
     assert sample.node_id in nodes, f"{where}: node {sample.node_id} is not in the record"
@@ -135,7 +135,7 @@ def _versions(spans: Iterable[VersionSpan]) -> list[int]:
     return list(chain.from_iterable(repeat(span.version, span.length) for span in spans))
 
 
-def _node_row(session_id: str, node: NodeRecord) -> tuple[object, ...]:
+def _node_row(session_id: str, node: NodeRow) -> tuple[object, ...]:
     return (
         session_id,
         node.node_id,
@@ -157,7 +157,7 @@ def _node_row(session_id: str, node: NodeRecord) -> tuple[object, ...]:
     )
 
 
-def _request_row(session_id: str, seq: int, request: RequestRecord) -> tuple[object, ...]:
+def _request_row(session_id: str, seq: int, request: RequestRow) -> tuple[object, ...]:
     return (
         session_id,
         seq,
@@ -179,7 +179,7 @@ def _request_row(session_id: str, seq: int, request: RequestRecord) -> tuple[obj
     )
 
 
-def _attempt_row(session_id: str, seq: int, attempt: AttemptRecord) -> tuple[object, ...]:
+def _attempt_row(session_id: str, seq: int, attempt: AttemptRow) -> tuple[object, ...]:
     return (
         session_id,
         seq,

@@ -11,7 +11,7 @@ from typing import Any
 
 from silva.store.encode import unpack_array
 from silva.types.generation import VersionSpan
-from silva.types.rollout import NodeRecord, RequestRecord, SessionInput
+from silva.types.rollout import NodeRow, RequestRow, SessionInput
 
 _REQUEST_COLUMNS = (
     "request_id, protocol, stream, arrived_s, match, node_id, http_status, error_code, finish_reason, wait_s, latency_s"
@@ -25,8 +25,8 @@ class StoredSession:
     `requests` are in order of arrival, without their repairs, differences, usage and ignored fields.
     """
 
-    nodes: list[NodeRecord]
-    requests: list[RequestRecord]
+    nodes: list[NodeRow]
+    requests: list[RequestRow]
     output: bytes | None
     input: SessionInput | None
     label: Any
@@ -53,7 +53,7 @@ def load_session(conn: sqlite3.Connection, session_id: str) -> StoredSession:
     return StoredSession(
         nodes=list(_nodes(conn, session_id)),
         requests=[
-            RequestRecord(**{**dict(request), "stream": bool(request["stream"])})
+            RequestRow(**{**dict(request), "stream": bool(request["stream"])})
             for request in conn.execute(
                 f"SELECT {_REQUEST_COLUMNS} FROM requests WHERE session_id = ? ORDER BY seq", (session_id,)
             )
@@ -72,7 +72,7 @@ def unpack_output(packed: bytes) -> bytes:
         raise ValueError(f"the output of the agent is damaged: {error}") from error
 
 
-def _nodes(conn: sqlite3.Connection, session_id: str) -> Iterator[NodeRecord]:
+def _nodes(conn: sqlite3.Connection, session_id: str) -> Iterator[NodeRow]:
     for row in conn.execute("SELECT * FROM nodes WHERE session_id = ? ORDER BY node_id", (session_id,)):
         try:
             yield _node(row)
@@ -80,10 +80,10 @@ def _nodes(conn: sqlite3.Connection, session_id: str) -> Iterator[NodeRecord]:
             raise ValueError(f"node {row['node_id']} is damaged: {error}") from error
 
 
-def _node(row: sqlite3.Row) -> NodeRecord:
+def _node(row: sqlite3.Row) -> NodeRow:
     mask = list(row["loss_mask"])
     lead = mask.count(0)
-    return NodeRecord(
+    return NodeRow(
         node_id=row["node_id"],
         parent_id=row["parent_id"],
         state_key=row["state_key"],

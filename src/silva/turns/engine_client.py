@@ -23,7 +23,7 @@ from silva.types.generation import (
     VersionSpan,
     append_span,
 )
-from silva.types.rollout import AttemptRecord
+from silva.types.rollout import AttemptRow
 
 MAX_ID = (1 << 31) - 1
 IDLE_ABORT_PAUSE_S = 0.05
@@ -227,9 +227,9 @@ def derived_seed(*parts: int | str) -> int:
 
 def _record(
     session: Session, request: GenerateRequest, result: GenerateResult | None, started_s: float, error: str
-) -> AttemptRecord:
+) -> AttemptRow:
     spans = result.version_spans if result else ()
-    return AttemptRecord(
+    return AttemptRow(
         request_id=request.request_id,
         attempt=request.attempt,
         num_input=len(request.input_ids),

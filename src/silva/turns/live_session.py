@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
 from silva.turns.session import Session
-from silva.types.rollout import RequestRecord
+from silva.types.rollout import RequestRow
 from silva.types.turn import ApiError, TurnReply
 from silva.wire.formats import ApiFormat
 from silva.wire.history import HistoryCache
@@ -32,10 +32,10 @@ class LiveSession:
     num_requests: int = 0
     _histories: dict[str, HistoryCache] = field(default_factory=dict[str, HistoryCache])
 
-    def begin_request(self, protocol: str) -> RequestRecord:
+    def begin_request(self, protocol: str) -> RequestRow:
         """Number and record a new request. Ids have one length, so none is a prefix of another."""
         owner = hashlib.blake2b(self.session.session_id.encode(), digest_size=8).hexdigest()
-        record = RequestRecord(
+        record = RequestRow(
             request_id=f"{owner}{self.num_requests:08x}",
             protocol=protocol,
             stream=False,
@@ -48,7 +48,7 @@ class LiveSession:
     def history(self, protocol: str) -> HistoryCache:
         return self._histories.setdefault(protocol, HistoryCache())
 
-    def read_request(self, form: ApiFormat, body: bytes, record: RequestRecord) -> ModelRequest:
+    def read_request(self, form: ApiFormat, body: bytes, record: RequestRow) -> ModelRequest:
         """The request that a body holds. Raises RequestError."""
         request = form.parse(body, self.history(form.name))
         record.stream = request.options.stream
@@ -62,27 +62,27 @@ class LiveSession:
         task.add_done_callback(self.session.open_turns.discard)
         return task
 
-    def complete(self, record: RequestRecord, made: RequestRecord) -> None:
+    def complete(self, record: RequestRow, made: RequestRow) -> None:
         """Complete the record of a request that gets a committed turn; `made` is that of the request that began it."""
         if record.http_status is None:
             record.http_status = 200
             record.latency_s = self.session.since_start_s() - record.arrived_s
             record.node_id, record.usage, record.finish_reason = made.node_id, made.usage, made.finish_reason
 
-    def settle(self, record: RequestRecord, error: ApiError) -> None:
+    def settle(self, record: RequestRow, error: ApiError) -> None:
         """Complete the record of a request that ends in an error, unless the end of the session did so."""
         if record.http_status is None:
             record.http_status = error.status
             self._end_unanswered(record, error.code)
 
-    def unanswered(self, record: RequestRecord, code: str) -> None:
+    def unanswered(self, record: RequestRow, code: str) -> None:
         """Complete the record of a request whose client got no answer, or not all of it. An earlier error stays."""
         if record.error_code is None and self.session.ended:
             self.settle(record, SESSION_ENDED)
         elif record.error_code is None:
             self._end_unanswered(record, code)
 
-    def _end_unanswered(self, record: RequestRecord, code: str) -> None:
+    def _end_unanswered(self, record: RequestRow, code: str) -> None:
         record.error_code = code
         record.latency_s = self.session.since_start_s() - record.arrived_s
 

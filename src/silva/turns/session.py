@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from silva.forest.session_forest import SessionForest
 from silva.types.clock import Clock
-from silva.types.rollout import AttemptRecord, Mode, RequestRecord, SessionInput
+from silva.types.rollout import AttemptRow, Mode, RequestRow, SessionInput
 
 
 class ActiveTime:
@@ -75,9 +75,9 @@ class Session:
     """Open while the session holds a lease. The turn service waits for it before each engine attempt."""
     first_request: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the agent first asks the model."""
-    requests: list[RequestRecord] = field(default_factory=list[RequestRecord])
+    requests: list[RequestRow] = field(default_factory=list[RequestRow])
     """The session's model requests, in order of arrival."""
-    attempts: list[AttemptRecord] = field(default_factory=list[AttemptRecord])
+    attempts: list[AttemptRow] = field(default_factory=list[AttemptRow])
     """Its engine calls, in the order in which they ended."""
     open_turns: set[asyncio.Task[object]] = field(default_factory=set["asyncio.Task[object]"])
     """Turns in progress."""

@@ -28,7 +28,7 @@ from silva.types.clock import Clock
 from silva.types.errors import EngineFault, RequestError, StorageFault, TransitionRefused
 from silva.types.generation import Media, SamplingParams
 from silva.types.messages import Image, JsonObject, Message
-from silva.types.rollout import RequestRecord, TokenUsage
+from silva.types.rollout import RequestRow, TokenUsage
 from silva.types.turn import ApiError, TurnOptions, TurnReply
 from silva.wire.model_request import ModelRequest
 
@@ -75,7 +75,7 @@ class TurnWatch(Protocol):
     """Who waits for a turn while it is made."""
 
     @property
-    def waiting(self) -> Sequence[RequestRecord]:
+    def waiting(self) -> Sequence[RequestRow]:
         """The records of the requests that get the reply."""
         ...
 
@@ -142,7 +142,7 @@ class TurnService:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def run(
-        self, live: LiveSession, request: ModelRequest, record: RequestRecord, watch: TurnWatch | None = None
+        self, live: LiveSession, request: ModelRequest, record: RequestRow, watch: TurnWatch | None = None
     ) -> TurnReply | ApiError:
         """One whole turn, from the request to its reply or error; `record` is complete where it has a reply.
 
@@ -165,7 +165,7 @@ class TurnService:
             live.complete(waiting, record)
         return reply
 
-    async def prepare(self, live: LiveSession, request: ModelRequest, record: RequestRecord) -> PreparedTurn:
+    async def prepare(self, live: LiveSession, request: ModelRequest, record: RequestRow) -> PreparedTurn:
         """Match the request and form its tokens. Raises RequestError: a refused transition, or a full context."""
         session = live.session
         placement, num_prompt = await self._placed(live, request)
@@ -214,7 +214,7 @@ class TurnService:
         """The digests of a request's messages that count for who is who, and the profiles that left something out."""
         return self._canonicaliser.identify(request.digests, request.message_at)
 
-    async def sample(self, live: LiveSession, turn: PreparedTurn, record: RequestRecord) -> Generation:
+    async def sample(self, live: LiveSession, turn: PreparedTurn, record: RequestRow) -> Generation:
         """Sample a prepared turn. Nothing is written. Raises EngineFault when the engine cannot serve it."""
         generation = await self._client.sample(
             live.session,
@@ -227,7 +227,7 @@ class TurnService:
         return cut_at_stop(self._codec, generation, turn.sampling.stop)
 
     async def commit(
-        self, live: LiveSession, turn: PreparedTurn, record: RequestRecord, generation: Generation
+        self, live: LiveSession, turn: PreparedTurn, record: RequestRow, generation: Generation
     ) -> TurnReply:
         """Read a sampled turn and write it into the forest, all of it or nothing."""
         result = generation.result
@@ -251,7 +251,7 @@ class TurnService:
         )
 
     async def _commit(
-        self, live: LiveSession, turn: PreparedTurn, record: RequestRecord, generation: Generation
+        self, live: LiveSession, turn: PreparedTurn, record: RequestRow, generation: Generation
     ) -> tuple[Message, int]:
         """The message that the client gets, and how many of the sampled ids are reasoning."""
         forest, placement, result = live.session.forest, turn.placement, generation.result
@@ -281,7 +281,7 @@ class TurnService:
             self.counters.update(f"repair_{kind}" for kind in repairs)
         return message, num_reasoning
 
-    def _match_again(self, forest: SessionForest, turn: PreparedTurn, record: RequestRecord) -> None:
+    def _match_again(self, forest: SessionForest, turn: PreparedTurn, record: RequestRow) -> None:
         """Say of a turn how it hangs now: others may have been committed since it was placed."""
         match, proven = turn.placement.match, self._options.agentic_codec == "proven"
         parent = match.parent or forest.node_of(match.root) if proven else None
@@ -315,9 +315,7 @@ class TurnService:
             clean_first=lambda message: self._canonicaliser.clean(message)[0],
         )
 
-    def _sampling(
-        self, live: LiveSession, options: TurnOptions, record: RequestRecord, num_prompt: int
-    ) -> SamplingParams:
+    def _sampling(self, live: LiveSession, options: TurnOptions, record: RequestRow, num_prompt: int) -> SamplingParams:
         limit = self._context_limit()
         room = limit - num_prompt
         if room < 1:

@@ -153,7 +153,7 @@ class TokenUsage:
 
 
 @dataclass(kw_only=True, slots=True)
-class RequestRecord:
+class RequestRow:
     """What the ledger keeps of one HTTP request. Times are seconds since the session started."""
 
     request_id: str
@@ -174,7 +174,7 @@ class RequestRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptRecord:
+class AttemptRow:
     """One engine call of a turn."""
 
     request_id: str
@@ -190,7 +190,7 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeRecord:
+class NodeRow:
     """One forest node as stored and shown. Token lists hold only what the node adds.
 
     `told` is what the client got of a response where that is another message than the one in `messages`. `spellings`
@@ -218,7 +218,7 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SessionRecord:
+class SessionRow:
     """Everything the ledger keeps of a session that ended: written in one transaction.
 
     `output` is what its agent wrote as its result, as it came; None where it wrote nothing.
@@ -232,8 +232,8 @@ class SessionRecord:
     error: str | None
     reward: float | None
     metadata: JsonObject
-    nodes: list[NodeRecord]
-    requests: list[RequestRecord]
-    attempts: list[AttemptRecord]
+    nodes: list[NodeRow]
+    requests: list[RequestRow]
+    attempts: list[AttemptRow]
     samples: list[TrainingSample]
     output: bytes | None = None
