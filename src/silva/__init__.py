@@ -1,3 +1,47 @@
-"""Silva: train a language model inside the agent that people already have."""
+"""Silva trains a language model inside the agent that people already have.
+
+    import silva
+
+    run = silva.open_run("run.toml")
+    result = await run.train()
+
+`open_run` is the door; `run/open_run.py` shows what it takes and returns. Names are loaded when they are first used, so
+`import silva` stays light.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from silva.config.options import RunConfig
+    from silva.run.factories import EngineFactory, Runner, RunnerFactory
+    from silva.run.open_run import Run, open_run
+    from silva.run.setup import RunResult
+    from silva.run.watcher import RunWatcher
 
 __version__ = "0.1.0"
+
+__all__ = ["EngineFactory", "Run", "RunConfig", "RunResult", "RunWatcher", "Runner", "RunnerFactory", "open_run"]
+
+_HOMES = {
+    "EngineFactory": "silva.run.factories",
+    "Run": "silva.run.open_run",
+    "RunConfig": "silva.config.options",
+    "RunResult": "silva.run.setup",
+    "RunWatcher": "silva.run.watcher",
+    "Runner": "silva.run.factories",
+    "RunnerFactory": "silva.run.factories",
+    "open_run": "silva.run.open_run",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'silva' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -12,7 +12,7 @@ import pytest
 from silva_command import AGENT, SILVA, run_silva, show, write_rows, write_script
 
 from silva.config.parse import from_values
-from silva.run.assembly import check_row_budget
+from silva.run.parts import check_row_budget
 from silva.run.settings import eval_concurrency
 from silva.types.errors import ConfigError
 

@@ -13,7 +13,7 @@ from silva.config.options import RunConfig
 from silva.data.options import DataOptions
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, Row, load_dataset
-from silva.run.assembly import load_prompts
+from silva.run.parts import load_prompts
 from silva.types.errors import DatasetError
 from silva.types.rollout import SessionInput
 

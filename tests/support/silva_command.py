@@ -145,7 +145,7 @@ def eventually(check: Callable[[], Any], *, timeout_s: float = 60) -> Any:
 
 def marked_processes(run_dir: Path) -> list[int]:
     """Process ids that carry the marker of this run."""
-    from silva.run.assembly import run_id_of
+    from silva.run.parts import run_id_of
 
     return marked(run_id_of(run_dir))
 

@@ -6,13 +6,12 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any
 
 import uvloop
 
 
-def run_async(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run to the end, or until INT or TERM cancels it; returns the exit status.
+def run_async(main: Callable[[], Coroutine[object, object, object]]) -> int:
+    """Run to the end, or until INT or TERM cancels it; returns the exit status: 0 where `main` returns no number.
 
     The first signal ends the run in order. Later ones change nothing: to cut the clean-up short would leave sessions
     without an end on record.
@@ -34,7 +33,8 @@ def run_async(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)
         try:
-            return await main()
+            result = await main()
+            return result if isinstance(result, int) else 0
         except asyncio.CancelledError:
             if stopped_by:
                 return 128 + stopped_by[0]

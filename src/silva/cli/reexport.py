@@ -3,151 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import functools
-import math
-import sqlite3
-from collections import Counter
-from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
-
-from tokenizers import Tokenizer
 
 from silva.cli.loop import run_async
-from silva.config.options import RunConfig
 from silva.config.parse import read_config_file, resolve
-from silva.config.validate import validate_judgement
-from silva.export.exporter import Exporter
-from silva.judge.sample_views import Decode
-from silva.rollout.reexport import Account, GroupCredit, Reexport, Side
-from silva.run.assembly import run_id_of
-from silva.run.settings import (
-    credit_of,
-    credit_share,
-    group_settings,
-)
-from silva.run.user_code import build_credit, build_rewards, open_user_code
-from silva.store.dumps import PLACEHOLDER, check_dump_template, dump_path
+from silva.run.reexport_run import reexport
 from silva.store.encode import to_json
-from silva.store.files import whole_file
 from silva.store.queries import open_run
-from silva.types.errors import ConfigError, StorageFault, system_reason
 from silva.view.reexport import render_summary
-
-GROUPS_AT_ONCE = 8
-"""Groups that wait for functions of the user at the same time."""
 
 
 def run(args: argparse.Namespace) -> int:
+    return run_async(lambda: _reexport(args))
+
+
+async def _reexport(args: argparse.Namespace) -> None:
     run_dir = Path(args.recorded)
-    template = args.out or str(run_dir / "reexport" / f"{PLACEHOLDER}.jsonl")
-    check_dump_template(template, "--out")
-    with open_run(run_dir) as conn:
+    with open_run(run_dir):  # a folder without a ledger is refused as such, before its options are missed
         config = resolve(args, base=read_config_file(run_dir / "config.toml"))
-        validate_judgement(config)
-        files = _files(conn, template, force=args.force)
-        summary: dict[str, Any] = {"run": str(run_dir), "files": [str(path) for path in files.values()]}
-        status = run_async(lambda: _reexport(config, run_dir, conn, files, summary))
-    if status == 0:
-        print(to_json(summary) if args.json else render_summary(summary))
-    return status
-
-
-def _files(conn: sqlite3.Connection, template: str, *, force: bool) -> dict[int, Path]:
-    """The file of each rollout step. ConfigError where one exists."""
-    steps = [step for (step,) in conn.execute("SELECT DISTINCT rollout_id FROM groups ORDER BY 1")]
-    files = {step: dump_path(template, step) for step in steps}
-    there = [str(path) for path in files.values() if path.exists()]
-    if there and not force:
-        raise ConfigError(
-            f"{len(there)} of {len(files)} files exist already: {', '.join(there[:3])}. Write to another place (--out) "
-            "or over them (--force)"
-        )
-    return files
-
-
-async def _reexport(
-    config: RunConfig, run_dir: Path, conn: sqlite3.Connection, files: dict[int, Path], summary: dict[str, Any]
-) -> int:
-    async with AsyncExitStack() as stack:
-        folder = next(iter(files.values()), run_dir).parent
-        if config.custom_rm_path is not None or config.has_custom_advantage:
-            folder.mkdir(parents=True, exist_ok=True)  # for the log of the functions, which stands beside the files
-        code = await open_user_code(config, folder, run_id_of(run_dir), stack)
-        credit = build_credit(config, code) or GroupCredit(
-            credit_of=credit_of(config),
-            share=credit_share(config) or "shared",
-            shared_prefix=config.agentic_shared_prefix,
-        )
-        work = Reexport(
-            conn,
-            exporter=Exporter(config),
-            rewards=build_rewards(config, code, _no_texts if code.reward is None else _decoder(config)),
-            credit=credit,
-            settings={mode: group_settings(config, mode) for mode in ("train", "eval")},
-            width=1 if code.reward is None and code.advantage is None else GROUPS_AT_ONCE,
-        )
-        for step, path in files.items():
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with whole_file(path) as file:
-                    await work.step(step, functools.partial(_write, file, path))
-            except OSError as error:
-                raise _unwritable(path, error) from error
-    for mode, account in work.accounts.items():
-        summary[mode] = _told(account)
-    return 0
-
-
-def _write(file: BinaryIO, path: Path, line: dict[str, Any]) -> None:
-    try:
-        file.write(to_json(line).encode() + b"\n")
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> StorageFault:
-    return StorageFault(f"--out {path} cannot be written: {system_reason(error)}")
-
-
-def _decoder(config: RunConfig) -> Decode:
-    """Ids to text by the run's own tokenizer. ConfigError where its files are gone."""
-    path = Path(str(config.hf_checkpoint)) / "tokenizer.json"
-    try:
-        tokenizer = Tokenizer.from_buffer(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the tokenizer of the run, {path}, cannot be read: {system_reason(error)}. A reward function needs the "
-            "texts of samples; say where it is with --hf-checkpoint"
-        ) from error
-    return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)
-
-
-def _no_texts(ids: object) -> str:
-    raise AssertionError("texts are formed for a reward function only")
-
-
-def _told(account: Account) -> dict[str, Any]:
-    return {
-        "before": _side(account.before),
-        "after": _side(account.after),
-        "num_left_out": account.num_left_out,
-        "num_without_credit": account.num_without_credit,
-    }
-
-
-def _side(side: Side) -> dict[str, Any]:
-    return {
-        "sessions": _by_state(side.sessions),
-        "groups": _by_state(side.groups),
-        "num_contexts": side.num_contexts,
-        "num_rewards": len(side.rewards),
-        "mean_reward": math.fsum(side.rewards) / len(side.rewards) if side.rewards else None,
-    }
-
-
-def _by_state(counts: Counter[tuple[str, str | None]]) -> dict[str, dict[str, int]]:
-    document: dict[str, dict[str, int]] = {}
-    for (state, reason), number in sorted(counts.items(), key=lambda item: (item[0][0], item[0][1] or "")):
-        document.setdefault(state, {})[reason or "none"] = number
-    return document
+    summary = await reexport(config, run_dir, out=args.out, force=args.force)
+    print(to_json(summary) if args.json else render_summary(summary))

@@ -171,16 +171,21 @@ def read_config_file(path: Path) -> dict[str, object]:
         raise ConfigError(f"config file {path}: {error.strerror or error}") from error
     except ValueError as error:  # of a number with thousands of digits it is no TOMLDecodeError
         raise ConfigError(f"config file {path} is not valid TOML: {error}") from error
+    refuse_unknown(values, f"config file {path}")
+    return values
+
+
+def refuse_unknown(values: Mapping[str, object], where: str) -> None:
+    """Raise ConfigError, naming `where` and a close option, for a name that is no option."""
     for name in values:
         if name in LATER:
-            raise ConfigError(f"config file {path}: {later_sentence(name)}")
+            raise ConfigError(f"{where}: {later_sentence(name)}")
         if name not in options():
             close = difflib.get_close_matches(name, list(options()), n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             if isinstance(values[name], dict):
                 hint += "; tables are not used here, put the options at the top of the file"
-            raise ConfigError(f"config file {path}: unknown option {name!r}{hint}")
-    return values
+            raise ConfigError(f"{where}: unknown option {name!r}{hint}")
 
 
 def from_values(values: Mapping[str, object]) -> RunConfig:

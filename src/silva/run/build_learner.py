@@ -10,12 +10,25 @@ from typing import TYPE_CHECKING
 from silva.config.options import RunConfig
 from silva.config.validate_training import algorithm_of, training_warnings
 from silva.run.side_models import open_side_models, side_fingerprints
+from silva.run.user_code import UserCode, build_custom_tis
 
 if TYPE_CHECKING:  # they import torch
     from silva.train.custom_tis import CustomTis
     from silva.train.learner import Learner, TorchThread
 
 log = logging.getLogger("silva")
+
+
+async def open_learner(
+    config: RunConfig, stack: AsyncExitStack, user_code: UserCode, *, num_rollout: int | None
+) -> Learner:
+    """The learner of a run in a thread of its own, which `stack` closes."""
+    from silva.train.learner import TorchThread
+
+    thread = TorchThread()
+    stack.callback(thread.close)
+    weigh_tokens = build_custom_tis(config, user_code)
+    return await build_learner(config, thread, stack, num_rollout=num_rollout, weigh_tokens=weigh_tokens)
 
 
 async def build_learner(

@@ -20,8 +20,9 @@ async def deliver(
     num_rollout: int | None,
     passrate: bool,
     say: Callable[[str], None],
-) -> None:
-    """Run rollout steps until `num_rollout` are done or the prompts are over. Nothing that failed is made up for."""
+) -> int:
+    """Run rollout steps until `num_rollout` are done or the prompts are over; returns how many. Nothing that failed is
+    made up for."""
     rollout_id = 0
     while num_rollout is None or rollout_id < num_rollout:
         step = await producer.collect(rollout_id)
@@ -38,3 +39,4 @@ async def deliver(
             f"reward {'none' if reward is None else f'{reward:.3f}'}"
         )
         rollout_id += 1
+    return rollout_id

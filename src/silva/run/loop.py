@@ -123,14 +123,14 @@ class Trainer:
         self.saved_rollout = settings.first_rollout
         """Rollout steps that the last checkpoint holds; 0 without one."""
 
-    async def run(self) -> None:
-        """Train until --num-rollout steps are done or the prompts are over."""
+    async def run(self) -> int:
+        """Train until --num-rollout steps are done or the prompts are over; returns how many are done in all."""
         settings = self._settings
         rollout_id = settings.first_rollout
         evaluated = saved = -1
         if settings.num_rollout is not None and 0 < settings.num_rollout <= rollout_id:
             self._say(f"nothing left to do: {rollout_id} of {settings.num_rollout} rollout steps are done")
-            return
+            return rollout_id
         while settings.num_rollout is None or rollout_id < settings.num_rollout:
             if settings.eval_interval and rollout_id % settings.eval_interval == 0:
                 await self._evaluate(rollout_id)
@@ -149,6 +149,7 @@ class Trainer:
             assert self._backend is not None
             await self._backend.save_hf(settings.save_hf)
             self._say(f"weights in Hugging Face form: {settings.save_hf}")
+        return rollout_id
 
     async def _step(self, rollout_id: int) -> bool:
         """One rollout step and its update. False when there was no prompt left."""

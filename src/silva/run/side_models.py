@@ -12,7 +12,7 @@ from silva.config.validate_training import needs_reference
 from silva.inference.sglang_scorer import SglangScorer
 from silva.model.fingerprint import model_fingerprint
 from silva.model.same_ids import check_same_ids, num_positions, plain_words
-from silva.run.assembly import context_limit, load_codec
+from silva.run.parts import context_limit, load_codec
 from silva.types.clock import SystemClock
 from silva.types.errors import ConfigError
 

@@ -21,6 +21,8 @@ class MetricsWriter:
 
     def __init__(self, run_dir: Path, *, keep_before_step: int | None = None):
         self._path = run_dir / METRICS_NAME
+        self.latest: dict[str, float] = {}
+        """The newest value of each metric written here."""
         if keep_before_step is not None:
             self._drop_from(keep_before_step)
 
@@ -31,6 +33,7 @@ class MetricsWriter:
             log.warning("metric %s of step %d is %s and was left out", name, step, metrics[name])
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **finite}) + "\n")
+        self.latest |= finite
 
     def _drop_from(self, step: int) -> None:
         """Leave out the lines of steps that a resumed run takes again."""

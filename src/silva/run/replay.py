@@ -1,4 +1,4 @@
-"""`silva check --replay FILE`: would the session that a recorded client made be linear, and if not, why?
+"""Replays a recorded client: would its session be linear, and if not, why?
 
 The recorded requests go to a gateway of our own, over HTTP, in their order; a script answers what the recording shows
 that the model had said.
@@ -6,7 +6,6 @@ that the model had said.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import http.client
 import json
@@ -18,12 +17,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from silva.cli.loop import run_async
 from silva.codec import TurnCodec
 from silva.config.options import RunConfig
-from silva.config.parse import resolve
 from silva.config.validate import validate
-from silva.export.recordings import RecordedRequest, Recording, read_recording
+from silva.export.recordings import RecordedRequest, read_recording
 from silva.export.script_of import answers_of, as_sent_here, generic_parser, items_of, spoken
 from silva.forest.lineage import exported_leaves
 from silva.forest.profiles import AUTO, NONE, PROFILES, REPAIR_PREFIX, parse_profiles
@@ -32,14 +29,13 @@ from silva.gateway.options import GatewayOptions
 from silva.gateway.server import GatewayServer
 from silva.inference.scripted import ScriptedEngine, ScriptLine
 from silva.parsers import TurnParser
-from silva.run.assembly import load_codec
+from silva.run.parts import load_codec
 from silva.store.media import MediaStore
 from silva.turns.session import Session
 from silva.turns.session_registry import SessionRegistry
 from silva.turns.turn_service import TurnService
 from silva.types.clock import SystemClock
 from silva.types.messages import Conversation, JsonObject, Message
-from silva.view.replay import render_replay
 from silva.wire.recording_head import RETRY_HEADERS
 
 UNKNOWN_ANSWER = "ok"
@@ -78,21 +74,14 @@ class Replayed:
         return self.num_roots == self.num_leaves == 1 and all(turn["http_status"] == 200 for turn in self.turns)
 
 
-def run_replay(args: argparse.Namespace) -> int:
-    """Exit status 0: every session is linear; 1: one would fork or be refused. Raises ConfigError for a broken file."""
-    config = resolve(args)
+async def replay_recording(config: RunConfig, path: Path) -> JsonObject:
+    """What became of each recorded session, and under `linear` whether none would fork or be refused.
+
+    Raises ConfigError for a broken file.
+    """
     validate(config, "serve")
-    recording = read_recording(Path(args.replay))
-    document: JsonObject = {"file": args.replay, "num_other_requests": recording.num_others, "sessions": []}
-    status = run_async(lambda: _replay_all(config, recording, document["sessions"]))
-    if status not in (0, 1):
-        return status
-    document["linear"] = status == 0
-    print(json.dumps(document, indent=2) if args.json else render_replay(document), end="\n" if args.json else "")
-    return status
-
-
-async def _replay_all(config: RunConfig, recording: Recording, found: list[JsonObject]) -> int:
+    recording = read_recording(path)
+    found: list[JsonObject] = []
     codec = await asyncio.to_thread(load_codec, config)
     for name, requests in recording.sessions.items():
         answers = answers_of(requests)
@@ -116,7 +105,12 @@ async def _replay_all(config: RunConfig, recording: Recording, found: list[JsonO
                 "client_settings": _client_settings(first, requests, remedies),
             }
         )
-    return 0 if all(session["linear"] for session in found) else 1
+    return {
+        "file": str(path),
+        "num_other_requests": recording.num_others,
+        "sessions": found,
+        "linear": all(session["linear"] for session in found),
+    }
 
 
 def _variants(config: RunConfig, answers: Sequence[Message | None]) -> Iterator[tuple[str, RunConfig]]:

@@ -1,0 +1,169 @@
+"""What runs while a run runs: ledger, codec, engine and gateway, each owned by one exit stack."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from silva.codec import TurnCodec
+from silva.config.options import RunConfig
+from silva.config.parse import write_config_file
+from silva.export.exporter import Exporter
+from silva.gateway.app import GatewayApp
+from silva.gateway.recorder import Recorder
+from silva.gateway.server import GatewayServer
+from silva.inference.engine import Engine
+from silva.processes.sweep import sweep_run
+from silva.rollout.open_sessions import OpenSessions
+from silva.run.parts import load_codec, load_parser, run_id_of
+from silva.run.setup import RunSetup
+from silva.run.user_code import UserCode, open_user_code
+from silva.store.ledger import Recovered, RunLedger
+from silva.store.media import MEDIA_DIR, MediaStore
+from silva.store.queries import check_ledgers, open_run
+from silva.turns.session_registry import SessionRegistry
+from silva.turns.turn_service import TurnService
+from silva.types.clock import Clock, SystemClock
+
+log = logging.getLogger("silva")
+
+
+@dataclass(kw_only=True)
+class Runtime:
+    """The running parts that every command shares."""
+
+    setup: RunSetup
+    run_id: str
+    clock: Clock
+    codec: TurnCodec
+    engine: Engine
+    ledger: RunLedger
+    registry: SessionRegistry
+    turns: TurnService
+    exporter: Exporter
+    server: GatewayServer
+    recovered: Recovered | None
+    stack: AsyncExitStack
+    user_code: UserCode
+    step_numbers: list[Callable[[], dict[str, float]]] = field(default_factory=list)
+    """Metrics of a rollout step that parts of the run counted since they were asked last."""
+
+    @property
+    def config(self) -> RunConfig:
+        return self.setup.config
+
+    @property
+    def run_dir(self) -> Path:
+        return self.setup.run_dir
+
+
+def check_accounts(run_dir: Path) -> None:
+    """AssertionError where the ledgers of a run that ended well do not add up."""
+    with open_run(run_dir) as conn:
+        check_ledgers(conn)
+
+
+@asynccontextmanager
+async def open_runtime(
+    setup: RunSetup,
+    *,
+    recover_step: int | None = None,
+    engine_dir: Path | None = None,
+    version: int = 0,
+    open_sessions: bool = False,
+    record: Path | None = None,
+    user_code: UserCode | None = None,
+) -> AsyncIterator[Runtime]:
+    """Ledger, codec, engine and gateway, closed in reverse order. `user_code`: where it is open already.
+
+    `recover_step`: the run is resumed from a checkpoint after that train step (-1: from the start weights); processes
+    that an earlier life left behind are ended first. `engine_dir` holds the weights to start with, which are
+    `version`.
+    """
+    config, run_dir = setup.config, setup.run_dir
+    run_id, clock = run_id_of(run_dir), SystemClock()
+    async with AsyncExitStack() as stack:
+        user_code = user_code or await open_user_code(config, run_dir, run_id, stack)
+        recovered: Recovered | None = None
+        open_ledger = RunLedger if recover_step is None else RunLedger.open_existing
+        ledger = open_ledger(run_dir, clock=clock)
+        stack.callback(ledger.close)
+        await asyncio.to_thread(sweep_run, run_id)
+        if recover_step is not None:
+            recovered = await asyncio.to_thread(lambda: ledger.recover(step=recover_step))
+        write_config_file(config, run_dir / "config.toml")
+        codec = await asyncio.to_thread(load_codec, config)
+        hf_dir = engine_dir or Path(str(config.hf_checkpoint))
+        build = setup.engine_factory
+        engine = await asyncio.to_thread(lambda: build(config, codec, clock, hf_dir=hf_dir, version=version))
+        await engine.start()
+        stack.push_async_callback(engine.close)
+        exporter = Exporter(config)
+        accounts = OpenSessions(ledger, exporter, shared_prefix=config.agentic_shared_prefix) if open_sessions else None
+        registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts, run_dir, record)
+        ledger.event("run_start", {"run_id": run_id, "base_url": server.base_url, "resumed": recovered is not None})
+        yield Runtime(
+            setup=setup,
+            run_id=run_id,
+            clock=clock,
+            codec=codec,
+            engine=engine,
+            ledger=ledger,
+            registry=registry,
+            turns=turns,
+            exporter=exporter,
+            server=server,
+            recovered=recovered,
+            stack=stack,
+            user_code=user_code,
+        )
+        ledger.event("run_end")
+        await asyncio.to_thread(ledger.flush)
+        await asyncio.to_thread(check_accounts, run_dir)
+
+
+async def open_gateway(
+    config: RunConfig,
+    codec: TurnCodec,
+    engine: Engine,
+    clock: Clock,
+    stack: AsyncExitStack,
+    accounts: OpenSessions | None,
+    run_dir: Path,
+    record: Path | None = None,
+) -> tuple[SessionRegistry, TurnService, GatewayServer]:
+    """Sessions, turns and the HTTP server.
+
+    At the end every session that still lives ends first, then the server stops. `record`: the file that gets each model
+    request with its answer.
+    """
+    parser, media = load_parser(config, codec), MediaStore(run_dir / MEDIA_DIR)
+    log.info("parsers: %s", parser)
+    turns = TurnService(engine=engine, codec=codec, parser=parser, clock=clock, options=config, media=media)
+    stack.callback(turns.close)
+    registry = SessionRegistry(
+        engine,
+        clock,
+        open_sessions=accounts is not None,
+        on_open=None if accounts is None else accounts.opened,
+        on_finish=None if accounts is None else accounts.finish,
+    )
+
+    async def end_sessions() -> None:
+        for session in await registry.close():
+            if accounts is not None:
+                await accounts.cancel(session)
+
+    app: GatewayApp | Recorder = GatewayApp(registry, turns, clock, config)
+    if record is not None:
+        app = Recorder(app, record)
+        stack.callback(app.close)
+    server = GatewayServer(app, config)
+    await server.start()
+    stack.push_async_callback(server.close)
+    stack.push_async_callback(end_sessions)
+    return registry, turns, server
