@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from typing import Any
 
 import msgspec
 
-from silva.credit.reward import read_reward
+from silva.credit.reward import Reward, read_reward
 from silva.export.options import ExportOptions
 from silva.forest.identity import root_key
 from silva.forest.lineage import exported_leaves
 from silva.forest.profiles import Canonicaliser
 from silva.forest.record_faults import RecordHistory, why_unmatched
 from silva.forest.records import Candidate, Choice, ToldHistories, choose
-from silva.forest.session_forest import SessionForest
+from silva.forest.session_forest import Node, SessionForest
 from silva.types.errors import RequestError, SessionFailure
+from silva.types.messages import JsonObject
 from silva.types.rollout import ExportRecord, Mode
 from silva.types.text import shown
 from silva.wire.chat_input import project_message
@@ -86,16 +86,9 @@ class Exporter:
         self, forest: SessionForest, document: OutputDocument, key: str | None, where: str
     ) -> list[ExportRecord]:
         mode, reward = self._options.agentic_export, read_reward(document.reward, where, key)
-        return [
-            ExportRecord(
-                name=f"leaf-{number}" if mode == "leaves" else None,
-                node_id=leaf.node_id,
-                reward=reward.value,
-                helpers=reward.helpers,
-                metadata=document.metadata,
-            )
-            for number, leaf in enumerate(exported_leaves(forest, mode))
-        ]
+        leaves = exported_leaves(forest, mode)
+        names = [f"leaf-{number}" if mode == "leaves" else None for number in range(len(leaves))]
+        return [_export(name, leaf, reward, document.metadata) for name, leaf in zip(names, leaves, strict=True)]
 
     def _explicit(
         self, forest: SessionForest, records: tuple[OutputRecord, ...], key: str | None, where: str
@@ -107,13 +100,7 @@ class Exporter:
         for record, choice in zip(records, choices, strict=True):
             self._note(record, choice, where)
         return [
-            ExportRecord(
-                name=record.name,
-                node_id=choice.node.node_id,
-                reward=reward.value,
-                helpers=reward.helpers,
-                metadata=record.metadata,
-            )
+            _export(record.name, choice.node, reward, record.metadata)
             for record, choice, reward in zip(records, choices, rewards, strict=True)
         ]
 
@@ -148,6 +135,10 @@ class Exporter:
             self.counters.update(counts)
 
 
+def _export(name: str | None, node: Node, reward: Reward, metadata: JsonObject) -> ExportRecord:
+    return ExportRecord(name=name, node_id=node.node_id, reward=reward.value, helpers=reward.helpers, metadata=metadata)
+
+
 def _history(record: OutputRecord, cache: HistoryCache) -> tuple[RecordHistory, tuple[str, ...]]:
     """A record's history, read as a Chat request would be, and its tools that are no functions."""
     try:
@@ -174,7 +165,7 @@ def _history(record: OutputRecord, cache: HistoryCache) -> tuple[RecordHistory, 
 def _shape_hint(raw: msgspec.Raw) -> str:
     """What to do about a message that is not one of Chat's but of another protocol."""
     try:
-        value: Any = read_value(raw, "messages")
+        value = read_value(raw, "messages")
     except RequestError:
         return ""
     if not isinstance(value, dict):

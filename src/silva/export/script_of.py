@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 from silva.export.recordings import RecordedRequest
 from silva.forest.profiles import PROFILES, Canonicaliser
@@ -19,14 +18,6 @@ from silva.wire.model_request import ModelRequest
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 _ID_KEYS = frozenset({"id", "call_id", "tool_call_id", "tool_use_id"})
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Read:
-    """A request's history: what each message is, and the messages themselves."""
-
-    digests: list[bytes]
-    request: ModelRequest
 
 
 def answers_of(requests: Sequence[RecordedRequest]) -> list[Message | None]:
@@ -48,16 +39,17 @@ def items_of(requests: Sequence[RecordedRequest]) -> dict[str, JsonObject]:
 
 def _read(
     request: RecordedRequest, items: Mapping[str, JsonObject], history: HistoryCache, clean: Canonicaliser
-) -> _Read | None:
+) -> ModelRequest | None:
+    """The request, with the digests by which histories are compared; None where it cannot be read."""
     try:
         read = FORMATS[request.route].parse(json.dumps(as_sent_here(request, {}, items)).encode(), history)
         digests, _ = clean.identify(read.digests, read.message_at)
     except (RequestError, ValueError, RecursionError):
         return None  # the replay itself will tell what is wrong with it
-    return _Read(digests=list(digests), request=read)
+    return replace(read, digests=list(digests))
 
 
-def _shown_later(reads: Sequence[_Read | None], index: int) -> Message | None:
+def _shown_later(reads: Sequence[ModelRequest | None], index: int) -> Message | None:
     """The assistant message behind the same history, else behind the same last message, else at the same place."""
     mine = reads[index]
     if mine is None:
@@ -75,14 +67,14 @@ def _shown_later(reads: Sequence[_Read | None], index: int) -> Message | None:
     return _assistant_at(later[0], num) if later else None
 
 
-def _assistant_at(read: _Read, index: int) -> Message | None:
+def _assistant_at(read: ModelRequest, index: int) -> Message | None:
     if index >= len(read.digests):
         return None
-    message = read.request.message_at(index)
+    message = read.message_at(index)
     return message if message.role == "assistant" else None
 
 
-def as_sent_here(request: RecordedRequest, ids: dict[str, str], items: Mapping[str, JsonObject]) -> Any:
+def as_sent_here(request: RecordedRequest, ids: dict[str, str], items: Mapping[str, JsonObject]) -> object:
     """The request's body as it would be sent to this gateway.
 
     Calls have the ids that were given here (`ids`: by those of the recording), references to recorded `items` are the
@@ -99,13 +91,13 @@ def as_sent_here(request: RecordedRequest, ids: dict[str, str], items: Mapping[s
     return _renamed(body, ids) if ids else body
 
 
-def _resolved(item: Any, items: Mapping[str, JsonObject]) -> Any:
+def _resolved(item: object, items: Mapping[str, JsonObject]) -> object:
     if isinstance(item, dict) and item.get("type") == "item_reference":
         return items.get(str(item.get("id")), item)
     return item
 
 
-def _renamed(value: Any, ids: dict[str, str]) -> Any:
+def _renamed(value: object, ids: dict[str, str]) -> object:
     if isinstance(value, list):
         return [_renamed(item, ids) for item in value]
     if isinstance(value, dict):

@@ -6,27 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
 from silva.gateway.dialect import RETRY_HEADER, Dialect
 from silva.gateway.held import HeldTurn
-from silva.gateway.http import (
-    JSON_TYPE,
-    STREAM_HEADERS,
-    Delivery,
-    Header,
-    Send,
-    send_body,
-    send_json,
-    send_start,
-)
+from silva.gateway.http import JSON_TYPE, STREAM_HEADERS, Delivery, Header, Send, send_body, send_json, send_start
 from silva.types.clock import Clock
 from silva.types.rollout import RequestRow
 from silva.types.turn import ApiError, TurnOptions, TurnReply
 
-T = TypeVar("T")
 HEARTBEAT_S = 15.0
 SILENT_JSON_S = 200.0
 """So long a JSON answer waits without a byte; some clients give up after 300 s without a head."""
@@ -125,24 +115,11 @@ class Answer:
     async def _tell_error(self, error: ApiError, headers: tuple[Header, ...] = ()) -> None:
         await send_error(self.dialect, replace(error, request_id=self.record.request_id), self.send, headers)
 
-    async def _until(self, event: asyncio.Future[T]) -> bool:
+    async def _until(self, event: asyncio.Future[Any]) -> bool:
         """Whether `event` came; False: the client went before it."""
         gone = self.delivery.gone()
-        if event.done() or gone.done():
-            return event.done()
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def wake(_: object) -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        event.add_done_callback(wake)
-        gone.add_done_callback(wake)
-        try:
-            await woken
-        finally:
-            event.remove_done_callback(wake)
-            gone.remove_done_callback(wake)
+        if not event.done() and not gone.done():
+            await asyncio.wait((event, gone), return_when=asyncio.FIRST_COMPLETED)
         return event.done()
 
     async def _every(self, seconds: float, frame: Callable[[], bytes]) -> None:
@@ -169,11 +146,7 @@ class Answer:
     def _match_headers(self) -> tuple[Header, ...]:
         head = self.held.head
         assert head is not None and self.record.match is not None
-        return (
-            (b"x-silva-match", self.record.match.encode()),
-            (b"x-silva-state", head.state.encode()),
-            (b"x-silva-repairs", str(head.num_repairs).encode()),
-        )
+        return ((b"x-silva-match", self.record.match.encode()), *head)
 
 
 async def send_error(dialect: Dialect, error: ApiError, send: Send, headers: tuple[Header, ...] = ()) -> None:

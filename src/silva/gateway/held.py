@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from silva.gateway.http import Delivery, Scope, header
+from silva.gateway.http import Delivery, Header, Scope, header
 from silva.turns.live_session import TurnTask
 from silva.turns.turn_service import PreparedTurn
 from silva.types.rollout import RequestRow
@@ -34,14 +34,6 @@ class Evidence:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TurnHead:
-    """What is told of a turn before it is made."""
-
-    state: str
-    num_repairs: int
-
-
 class HeldTurn:
     """One turn with the requests that wait for it.
 
@@ -55,7 +47,7 @@ class HeldTurn:
         self.idempotency_key = evidence.idempotency_key
         self.record = record
         self.created_s = created_s
-        self.ready: asyncio.Future[TurnHead | None] = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[tuple[Header, ...] | None] = asyncio.get_running_loop().create_future()
         self.wanted = asyncio.Event()
         self.dropped = False
         self.task: TurnTask
@@ -63,7 +55,8 @@ class HeldTurn:
         self._told: Delivery | None = None
 
     @property
-    def head(self) -> TurnHead | None:
+    def head(self) -> tuple[Header, ...] | None:
+        """What is told of the turn before it is made; None until it is placed."""
         return self.ready.result() if self.ready.done() else None
 
     @property
@@ -78,7 +71,8 @@ class HeldTurn:
         task.add_done_callback(lambda _: self.ready.done() or self.ready.set_result(None))
 
     def placed(self, turn: PreparedTurn) -> None:
-        self.ready.set_result(TurnHead(state=turn.state, num_repairs=turn.num_repairs))
+        repairs = str(turn.num_repairs).encode()
+        self.ready.set_result(((b"x-silva-state", turn.state.encode()), (b"x-silva-repairs", repairs)))
 
     async def until_wanted(self) -> None:
         await self.wanted.wait()

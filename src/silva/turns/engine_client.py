@@ -6,7 +6,7 @@ import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from silva.inference.engine import Engine
 from silva.inference.time_limit import answer_in_time
@@ -39,48 +39,6 @@ class Generation:
     wait_s: float
 
 
-@dataclass(kw_only=True, slots=True)
-class _Sampled:
-    """Ids of the attempts so far."""
-
-    ids: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    kept_mass: list[float] = field(default_factory=list[float])
-    spans: tuple[VersionSpan, ...] = ()
-    cached_tokens: int | None = None
-    num_aborts: int = 0
-    wait_s: float = 0.0
-
-    def add(self, result: GenerateResult) -> None:
-        self.ids.extend(result.ids)
-        self.logprobs.extend(result.logprobs)
-        self.kept_mass.extend(result.kept_mass)
-        for span in result.version_spans:
-            self.spans = append_span(self.spans, span.length, span.version)
-        if self.cached_tokens is None:
-            self.cached_tokens = result.cached_tokens
-        self.num_aborts += result.finish_reason == "abort"
-
-    def restart(self) -> None:
-        """Let go of what was sampled so far."""
-        self.ids, self.logprobs, self.kept_mass, self.spans = [], [], [], ()
-
-    def generation(self, last: GenerateResult) -> Generation:
-        """The whole. An abort that came exactly at the end of the budget is a turn cut by length."""
-        if len(last.ids) == len(self.ids) and last.finish_reason != "abort":
-            return Generation(result=last, num_aborts=self.num_aborts, wait_s=self.wait_s)
-        result = GenerateResult(
-            ids=self.ids,
-            logprobs=self.logprobs,
-            kept_mass=self.kept_mass,
-            finish_reason="length" if last.finish_reason == "abort" else last.finish_reason,
-            version_spans=self.spans,
-            cached_tokens=self.cached_tokens or 0,
-            matched_stop=last.matched_stop,
-        )
-        return Generation(result=result, num_aborts=self.num_aborts, wait_s=self.wait_s)
-
-
 class EngineClient:
     """Consumes a prompt, produces its generation, waits for the session's gate and the engine; woken by both.
 
@@ -110,21 +68,22 @@ class EngineClient:
         media: tuple[Media, ...] = (),
     ) -> Generation:
         """Sample one turn to its end. Raises EngineFault when the engine failed once more than there are retries."""
-        sampled = _Sampled()
-        num_faults = num_idle = attempt = 0
+        parts: list[GenerateResult] = []
+        ids: list[int] = []
+        wait_s, cached_tokens = 0.0, None
+        num_faults = num_idle = num_aborts = attempt = 0
         while True:
             waiting_since_s = self._clock.monotonic_s()
             await session.gate.wait()
-            sampled.wait_s += self._clock.monotonic_s() - waiting_since_s
+            wait_s += self._clock.monotonic_s() - waiting_since_s
+            left = replace(sampling, max_new_tokens=sampling.max_new_tokens - len(ids)) if ids else sampling
             request = GenerateRequest(
                 request_id=request_id,
                 session_id=session.session_id,
-                input_ids=array("i", (*prompt_ids, *sampled.ids)) if sampled.ids else prompt_ids,
-                sampling=replace(sampling, max_new_tokens=sampling.max_new_tokens - len(sampled.ids))
-                if sampled.ids
-                else sampling,
+                input_ids=array("i", (*prompt_ids, *ids)) if ids else prompt_ids,
+                sampling=left,
                 attempt=attempt,
-                num_resumed=len(sampled.ids),
+                num_resumed=len(ids),
                 media=media,
             )
             attempt += 1
@@ -134,11 +93,15 @@ class EngineClient:
                 num_faults += 1
                 continue
             num_faults = 0
-            sampled.add(result)
-            if result.finish_reason != "abort" or len(sampled.ids) >= sampling.max_new_tokens:
-                return sampled.generation(result)
+            parts.append(result)
+            ids.extend(result.ids)
+            cached_tokens = result.cached_tokens if cached_tokens is None else cached_tokens
+            num_aborts += result.finish_reason == "abort"
+            if result.finish_reason != "abort" or len(ids) >= sampling.max_new_tokens:
+                whole = _joined(parts, ids, cached_tokens)
+                return Generation(result=whole, num_aborts=num_aborts, wait_s=wait_s)
             if not self._resume:
-                sampled.restart()
+                parts, ids = [], []
             num_idle = 0 if result.ids and self._resume else num_idle + 1
             if num_idle:
                 await self._clock.sleep(min(IDLE_ABORT_PAUSE_S * 2 ** min(num_idle, 8), MAX_IDLE_ABORT_PAUSE_S))
@@ -203,6 +166,25 @@ class EngineClient:
         if result.finish_reason == "stop" and result.matched_stop == result.ids[at]:
             return result
         return replace(result, finish_reason="stop", matched_stop=result.ids[at])
+
+
+def _joined(parts: Sequence[GenerateResult], ids: list[int], cached_tokens: int) -> GenerateResult:
+    """All attempts of a turn as one. An abort that came exactly at the end of the budget is a turn cut by length."""
+    last = parts[-1]
+    if len(last.ids) == len(ids) and last.finish_reason != "abort":
+        return last
+    spans: tuple[VersionSpan, ...] = ()
+    for span in (span for part in parts for span in part.version_spans):
+        spans = append_span(spans, span.length, span.version)
+    return replace(
+        last,
+        ids=ids,
+        logprobs=[value for part in parts for value in part.logprobs],
+        kept_mass=[value for part in parts for value in part.kept_mass],
+        finish_reason="length" if last.finish_reason == "abort" else last.finish_reason,
+        version_spans=spans,
+        cached_tokens=cached_tokens,
+    )
 
 
 def cut_ids(result: GenerateResult, num_ids: int) -> GenerateResult:

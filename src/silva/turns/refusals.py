@@ -33,17 +33,22 @@ def refuse_hopeless(
     calls = [call for message in messages for call in message.tool_calls]
     num_parts = len(messages) + len(calls) + len(images_of(messages))
     if num_parts > limit:
-        raise _too_long(
-            limit, f"the new messages of this request are {num_parts}, calls and images included", "messages"
-        )
+        words = f"the new messages of this request are {num_parts}, calls and images included"
+        raise _too_long(limit, words, "messages")
     texts = [message.content for message in messages] + [message.reasoning for message in messages]
     texts += [call.name for call in calls] + [call.arguments for call in calls]
-    _check(texts, "the new messages of this request have", "messages", limit, longest_token, encode)
+    parts = [("the new messages", "messages", texts)]
     if match.num_matched == 0:
         conversation = request.conversation
         for field, value in (("tools", conversation.tools), ("chat_template_kwargs", conversation.template_kwargs)):
-            text = msgspec.json.encode(value).decode() if value else ""
-            _check([text], f"the {field} of this request have", field, limit, longest_token, encode)
+            parts.append((f"the {field}", field, [msgspec.json.encode(value).decode()] if value else []))
+    for words, field, texts in parts:
+        num_chars = sum(map(len, texts))
+        what = f"{words} of this request have {num_chars} characters"
+        if num_chars > SLACK * longest_token * limit and num_chars > PLAUSIBLE_CHARS * limit:
+            raise _too_long(limit, what, field)
+        if num_chars > PLAUSIBLE_CHARS * limit and _num_tokens(texts, encode, most=2 * limit) > 2 * limit:
+            raise _too_long(limit, f"{what} in more than {2 * limit} tokens", field)
 
 
 def refuse_images(request: ModelRequest, match: Match, codec: TurnCodec, support: ImageSupport) -> None:
@@ -63,20 +68,15 @@ def refuse_images(request: ModelRequest, match: Match, codec: TurnCodec, support
         raise RequestError(f"{at} is an image, but {why}", field=at, code="unsupported_content")
 
 
-def _check(
-    texts: list[str], words: str, field: str, limit: int, longest_token: int, encode: Callable[[str], list[int]]
-) -> None:
-    num_chars = sum(map(len, texts))
-    if num_chars <= PLAUSIBLE_CHARS * limit:
-        return
-    if num_chars > SLACK * longest_token * limit:
-        raise _too_long(limit, f"{words} {num_chars} characters", field)
+def _num_tokens(texts: list[str], encode: Callable[[str], list[int]], *, most: int) -> int:
+    """The tokens of texts, encoded in slices; counted only until there are more than `most`."""
     num_tokens = 0
     for text in texts:
         for start in range(0, len(text), SLICE_CHARS):
             num_tokens += len(encode(text[start : start + SLICE_CHARS]))
-            if num_tokens > 2 * limit:
-                raise _too_long(limit, f"{words} {num_chars} characters in more than {2 * limit} tokens", field)
+            if num_tokens > most:
+                return num_tokens
+    return num_tokens
 
 
 def _too_long(limit: int, what: str, field: str) -> RequestError:

@@ -11,7 +11,7 @@ from silva.types.errors import RequestError
 from silva.types.messages import Conversation, JsonObject
 from silva.types.turn import ApiError
 from silva.wire.content import project_tools
-from silva.wire.history import HistoryCache
+from silva.wire.history import HistoryCache, KnownConversation
 from silva.wire.json_in import RawObject, must_be, read_list, read_optional, read_value
 
 MAX_MESSAGES = 1 << 17
@@ -60,18 +60,16 @@ def read_history_list(fields: RawObject, name: str) -> list[msgspec.Raw]:
 
 def read_conversation(
     fields: RawObject, history: HistoryCache, project: ProjectTools = project_tools
-) -> tuple[Conversation, tuple[str, ...]]:
+) -> KnownConversation:
     """Tools and template arguments of a request, and the names of the tools that were skipped."""
     tools, kwargs = fields.get("tools"), fields.get("chat_template_kwargs")
-    key = history.conversation_key(tools, kwargs)
-    known = history.conversation(key)
-    if known is not None:
-        return known
-    functions, skipped = project(tools)
-    tools_read = tuple(canonical_tool(tool) for tool in functions)
-    conversation = Conversation(tools=tools_read, template_kwargs=_template_kwargs(kwargs))
-    history.keep_conversation(key, conversation, skipped)
-    return conversation, skipped
+
+    def read() -> KnownConversation:
+        functions, skipped = project(tools)
+        known = tuple(canonical_tool(tool) for tool in functions)
+        return Conversation(tools=known, template_kwargs=_template_kwargs(kwargs)), skipped
+
+    return history.conversation((tools, kwargs), read)
 
 
 def _template_kwargs(raw: msgspec.Raw | None) -> JsonObject:

@@ -16,6 +16,8 @@ from silva.types.messages import Conversation, Message
 
 K = TypeVar("K")
 V = TypeVar("V")
+KnownConversation = tuple[Conversation, tuple[str, ...]]
+"""A conversation, and the names of its tools that were skipped."""
 MAX_PLAIN_BYTES = 96
 MAX_ENTRIES = 1 << 15
 MAX_ITEMS = 1 << 13
@@ -43,7 +45,7 @@ class HistoryCache:
         self._items: dict[str, Message] = {}
         self._max_entries = max_entries
         self._max_items = max_items
-        self._conversation: tuple[bytes, Conversation, tuple[str, ...]] | None = None
+        self._conversation: tuple[bytes, KnownConversation] | None = None
 
     @staticmethod
     def key(raw: msgspec.Raw) -> bytes:
@@ -52,15 +54,6 @@ class HistoryCache:
         if len(data) <= MAX_PLAIN_BYTES:
             return bytes(data)
         return b"#" + hashlib.blake2b(data, digest_size=16).digest()
-
-    def get(self, key: bytes) -> tuple[bytes, ...] | None:
-        return self._digests.get(key)
-
-    def put(self, key: bytes, digests: tuple[bytes, ...]) -> None:
-        """Remember an item. One that is very many messages is read again each time: entries are to be small."""
-        if len(digests) <= MAX_MESSAGES_AN_ITEM:
-            _make_room(self._digests, self._max_entries)
-            self._digests[key] = digests
 
     def read(
         self, count: int, key_of: Callable[[int], bytes], project: Callable[[int], Message]
@@ -78,11 +71,13 @@ class HistoryCache:
         known: dict[int, tuple[Message, ...]] = {}
         for index in range(count):
             key = key_of(index)
-            found = self.get(key)
+            found = self._digests.get(key)
             if found is None:
                 messages = known[index] = project(index)
                 found = tuple(message_digest(message) for message in messages)
-                self.put(key, found)
+                if len(found) <= MAX_MESSAGES_AN_ITEM:  # entries are to be small; such an item is read again each time
+                    _make_room(self._digests, self._max_entries)
+                    self._digests[key] = found
             starts.append(len(digests))
             digests.extend(found)
 
@@ -124,14 +119,14 @@ class HistoryCache:
             digest.update(data)
         return digest.digest()
 
-    def conversation(self, key: bytes) -> tuple[Conversation, tuple[str, ...]] | None:
-        """The conversation (and the names of skipped tools) that the last request with the same raw tools had."""
+    def conversation(
+        self, raws: tuple[msgspec.Raw | None, ...], read: Callable[[], KnownConversation]
+    ) -> KnownConversation:
+        """The conversation of the raw tools and template arguments, as the last request had it, else as `read`."""
+        key = self.conversation_key(*raws)
         if self._conversation is None or self._conversation[0] != key:
-            return None
-        return self._conversation[1:]
-
-    def keep_conversation(self, key: bytes, conversation: Conversation, skipped: tuple[str, ...]) -> None:
-        self._conversation = (key, conversation, skipped)
+            self._conversation = (key, read())
+        return self._conversation[1]
 
 
 def _make_room(entries: dict[K, V], limit: int) -> None:

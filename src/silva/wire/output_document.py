@@ -195,52 +195,37 @@ def _metadata(value: JsonObject, where: str) -> JsonObject:
         return {}
     if not isinstance(metadata, dict):
         raise SessionFailure("metadata_invalid", f"metadata in {where} is {shown(metadata)}; it must be an object")
-    _check_metadata(metadata, where)
+    unfit = _unfit(metadata)
+    if unfit is not None:
+        path, why = unfit
+        raise SessionFailure("metadata_invalid", f"{shown('metadata' + path)} in {where} {why}")
     return metadata
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a value stands. It becomes text only where it is told: many values may lie under one long key."""
+def _unfit(value: object, depth: int = 1) -> tuple[str, str] | None:
+    """What no ledger can keep: numbers that are not finite or exceed 64 bits, broken text, deep nests.
 
-    step: str | int
-    above: _Place | None = None
-
-    def __str__(self) -> str:
-        steps: list[str | int] = []
-        place: _Place | None = self
-        while place is not None:
-            steps.append(place.step)
-            place = place.above
-        first, *rest = reversed(steps)
-        return f"{first}{''.join(f'[{step}]' if isinstance(step, int) else f'.{step[:MAX_SHOWN]}' for step in rest)}"
-
-
-def _check_metadata(metadata: JsonObject, file: str) -> None:
-    """Refuse what no ledger can keep: numbers that are not finite or exceed 64 bits, broken text, deep nests."""
-    stack: list[tuple[_Place, object, int]] = [(_Place("metadata"), metadata, 1)]
-    while stack:
-        where, value, depth = stack.pop()
-        if depth > _MAX_DEPTH:
-            _bad_metadata(where, file, f"lies more than {_MAX_DEPTH} levels deep")
-        if isinstance(value, dict):
-            for key, item in value.items():
-                if SURROGATE.search(key):
-                    _bad_metadata(f"a key of {where}", file, _HALF)
-                stack.append((_Place(key, where), item, depth + 1))
-        elif isinstance(value, list):
-            stack.extend((_Place(at, where), item, depth + 1) for at, item in enumerate(value))
-        elif isinstance(value, str) and SURROGATE.search(value):
-            _bad_metadata(where, file, _HALF)
-        elif isinstance(value, float) and not math.isfinite(value):
-            _bad_metadata(where, file, f"is {value}; it must be finite (leave it out, or write null)")
-        elif isinstance(value, int) and not -(1 << 63) <= value < (1 << 64):
-            _bad_metadata(where, file, f"is {shown(value)}, which needs more than 64 bits; write it as a string")
-
-
-def _bad_metadata(where: object, file: str, what: str) -> NoReturn:
-    text = str(where)
-    raise SessionFailure("metadata_invalid", f"{shown(text)} in {file} {what}")
+    The path of the first such value inside `value`, and what is wrong with it.
+    """
+    if depth > _MAX_DEPTH:
+        return "", f"lies more than {_MAX_DEPTH} levels deep"
+    if isinstance(value, dict):
+        broken = next((key for key in value if SURROGATE.search(key)), None)
+        if broken is not None:
+            return f".{broken[:MAX_SHOWN]}", f"has a name that {_HALF}"
+        # The path becomes text only behind a fault: many values may lie under one long key.
+        found = ((f".{key[:MAX_SHOWN]}", _unfit(item, depth + 1)) for key, item in value.items())
+    elif isinstance(value, list):
+        found = ((f"[{at}]", _unfit(item, depth + 1)) for at, item in enumerate(value))
+    elif isinstance(value, str) and SURROGATE.search(value):
+        return "", _HALF
+    elif isinstance(value, float) and not math.isfinite(value):
+        return "", f"is {value}; it must be finite (leave it out, or write null)"
+    elif isinstance(value, int) and not -(1 << 63) <= value < (1 << 64):
+        return "", f"is {shown(value)}, which needs more than 64 bits; write it as a string"
+    else:
+        return None
+    return next(((step + unfit[0], unfit[1]) for step, unfit in found if unfit is not None), None)
 
 
 # -- JSON -----------------------------------------------------------------------------------------------------------

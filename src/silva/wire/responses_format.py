@@ -7,14 +7,7 @@ from dataclasses import dataclass, field, replace
 from silva.types.messages import JsonObject, Message
 from silva.types.rollout import TokenUsage
 from silva.types.turn import ApiError, TurnOptions, TurnReply
-from silva.wire.fields import (
-    ignored_names,
-    openai_error,
-    read_conversation,
-    read_limit,
-    read_model,
-    read_stream,
-)
+from silva.wire.fields import ignored_names, openai_error, read_conversation, read_limit, read_model, read_stream
 from silva.wire.history import HistoryCache
 from silva.wire.json_in import RawObject, read_body, read_value
 from silva.wire.model_request import ModelRequest
