@@ -16,7 +16,8 @@ import time
 import tracemalloc
 
 from silva.forest.identity import message_digest
-from silva.forest.session_forest import Placement, Response, SessionForest
+from silva.forest.placement import Placement, Response
+from silva.forest.session_forest import SessionForest
 from silva.types.generation import GenerateResult, VersionSpan
 from silva.types.messages import Conversation, Message
 

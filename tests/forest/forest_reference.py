@@ -6,7 +6,8 @@ import itertools
 from dataclasses import dataclass, field, replace
 
 from silva.forest.identity import canonical_arguments
-from silva.forest.session_forest import Node, Placement
+from silva.forest.node import Node
+from silva.forest.placement import Placement
 from silva.types.messages import Message
 
 History = tuple[Message, ...]

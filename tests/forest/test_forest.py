@@ -9,7 +9,10 @@ from char_codec import END, CharCodec, ids_of, text_of, twin
 
 from silva.forest.identity import message_digest
 from silva.forest.lineage import build_sample, linear_leaf, node_rows
-from silva.forest.session_forest import MAX_SPELLINGS, Node, Placement, SessionForest
+from silva.forest.node import Node
+from silva.forest.placement import Placement
+from silva.forest.session_forest import SessionForest
+from silva.forest.state_index import MAX_SPELLINGS
 from silva.parsers import TurnParser
 from silva.turns.placing import place_turn
 from silva.turns.reading import read_turn

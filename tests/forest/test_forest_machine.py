@@ -21,8 +21,10 @@ from restored import assert_same_forest, assert_same_matches, restored
 
 from silva.forest.identity import canonical_arguments, chain_keys, message_digest, root_key
 from silva.forest.lineage import build_sample, build_samples, exported_leaves, linear_leaf, node_rows
+from silva.forest.node import Node
+from silva.forest.placement import Match
 from silva.forest.records import ToldHistories
-from silva.forest.session_forest import Match, Node, SessionForest
+from silva.forest.session_forest import SessionForest
 from silva.parsers import TurnParser
 from silva.turns.placing import place_turn
 from silva.turns.reading import read_turn
@@ -414,7 +416,7 @@ class ForestMachine(RuleBasedStateMachine):
             own = [logprob for logprob, bit in zip(sample.logprobs, sample.loss_mask, strict=True) if bit]
             new = [node for node in leaf.path() if node.kind == "response" and node.node_id not in seen]
             assert own == [logprob for node in new for logprob in node.logprobs]
-            assert sample.token_ids == leaf.path_ids()
+            assert sample.token_ids == leaf.path_ids().tolist()
             seen.update(node.node_id for node in new)
             trained += own
         assert sorted(trained, reverse=True) == [-float(i) for i in range(1, self.num_sampled + 1)]
@@ -473,7 +475,7 @@ class ForestMachine(RuleBasedStateMachine):
             assert len(record.token_ids) == len(record.loss_mask) == len(record.logprobs) == len(record.kept_mass)
             assert sum(span.length for span in record.version_spans) == len(record.token_ids)
             joined = [i for step in node.path() for i in records[step.node_id].token_ids]
-            assert joined == node.path_ids() and len(joined) == node.num_tokens
+            assert joined == node.path_ids().tolist() and len(joined) == node.num_tokens
         roots = {turn.conversation for turn in self.turns}
         assert sum(node.kind == "root" for node in nodes) == len(roots)
         assert sum(node.kind == "response" for node in nodes) == len(self.turns)

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from silva.forest.echo import compare_echo
 from silva.forest.identity import canonical_arguments, message_digest
-from silva.forest.session_forest import Match, Node, Placement, Response, SessionForest
+from silva.forest.node import Node
+from silva.forest.placement import Match, Placement, Response
+from silva.forest.session_forest import SessionForest
 from silva.types.generation import GenerateResult, VersionSpan
 from silva.types.messages import Conversation, Message, ToolCall
 

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silva.forest.identity import canonical_arguments, message_digest, root_key
+from silva.forest.node import Node
+from silva.forest.placement import Placement, Response
 from silva.forest.record_faults import RecordHistory, why_unmatched
 from silva.forest.records import Candidate, Search, ToldHistories, choose
-from silva.forest.session_forest import Node, Placement, Response, SessionForest
+from silva.forest.session_forest import SessionForest
 from silva.types.generation import GenerateResult, VersionSpan
 from silva.types.messages import Conversation, Message, ToolCall
 

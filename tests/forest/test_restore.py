@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from silva.forest.identity import message_digest
 from silva.forest.lineage import node_rows
+from silva.forest.placement import Placement, Response
 from silva.forest.restore import message_from_chat, restore_forest
-from silva.forest.session_forest import Placement, Response, SessionForest
+from silva.forest.session_forest import SessionForest
 from silva.types.generation import GenerateResult, VersionSpan
 from silva.types.messages import Conversation, Image, Message, ToolCall, join_texts, text_of
 

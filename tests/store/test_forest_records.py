@@ -8,7 +8,8 @@ from pathlib import Path
 from store_records import begin, exported
 
 from silva.forest.lineage import build_sample, build_samples, exported_leaves, linear_leaf, node_rows
-from silva.forest.session_forest import Placement, Response, SessionForest
+from silva.forest.placement import Placement, Response
+from silva.forest.session_forest import SessionForest
 from silva.store.ledger import RunLedger
 from silva.store.queries import load_samples, open_run, show_session
 from silva.types.generation import GenerateResult, VersionSpan

@@ -17,7 +17,8 @@ import openai
 from silva.codec import TurnCodec
 from silva.config.options import RunConfig
 from silva.forest.lineage import build_sample, linear_leaf
-from silva.forest.session_forest import Node, SessionForest
+from silva.forest.node import Node
+from silva.forest.session_forest import SessionForest
 from silva.gateway.app import GatewayApp
 from silva.gateway.server import GatewayServer
 from silva.inference.scripted import ScriptedEngine, read_script

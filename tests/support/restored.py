@@ -10,8 +10,10 @@ from typing import Any
 
 from silva.forest.identity import message_digest
 from silva.forest.lineage import node_rows
+from silva.forest.node import Node
+from silva.forest.placement import Match
 from silva.forest.restore import restore_forest
-from silva.forest.session_forest import Match, Node, SessionForest
+from silva.forest.session_forest import SessionForest
 from silva.types.messages import Conversation, Message
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 from silva.forest.echo import MessageAt, compare_echo
 from silva.forest.identity import canonical_arguments, canonical_tool
-from silva.forest.session_forest import Match, Node, SessionForest
+from silva.forest.node import Node
+from silva.forest.placement import Match
+from silva.forest.session_forest import SessionForest
 from silva.types.messages import Conversation, Image, JsonObject, Message, part_to_chat
 
 MAX_SHOWN = 400

@@ -6,50 +6,20 @@ None of this is a new turn: the request goes on behind the stored tokens, and ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 from silva.forest.identity import echo_digest
+from silva.forest.node import NO_RENAMES, Node, Repair, RepairKind
 from silva.types.messages import Message
 
-if TYPE_CHECKING:
-    from silva.forest.session_forest import Node
-
 EchoMatch = Literal["lenient", "exact"]
-RepairKind = Literal["blanks", "reasoning_missing", "call_ids", "answer_missing", "ambiguous"]
-Renames = Mapping[str, str]
-"""A client's id of a call -> the id that it was given."""
 MessageAt = Callable[[int], Message]
 MessagesBetween = Callable[[int, int], tuple[Message, ...]]
 """The request's canonical messages from one index up to (not with) another."""
 
-NO_RENAMES: Renames = {}
-"""Never written to."""
 NOTHING = echo_digest(Message(role="assistant"))
 """The echo digest of an answer that says and calls nothing."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Repair:
-    """How an echo was read: the kinds of loss (none twice) and the ids that its calls have in the client's words."""
-
-    kinds: tuple[RepairKind, ...]
-    renames: Renames
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EchoAlias:
-    """A spelling of a history, found to lead to a state; `key` is the key that it has by its own words.
-
-    Where the answer of that state is missing, the spelling ends with the message behind it, and `beyond` is the key
-    that this message really leads to.
-    """
-
-    key: bytes
-    node: Node
-    repair: Repair
-    beyond: bytes | None = None
 
 
 class EchoIndex:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
@@ -47,6 +48,11 @@ def _root_part(field: str, value: Any) -> str:
         return _canonical_json(value)
     except ValueError as error:
         raise RequestError(f"{field} cannot be read as plain JSON: {error}", field=field) from error
+
+
+def ids_digest(kind: str, ids: array[int]) -> bytes:
+    """Digest of the ids that a caller without messages adds as an observation or a response. No message has it."""
+    return _hash(kind.encode(), ids.tobytes())
 
 
 def chain_key(parent: bytes, digest: bytes) -> bytes:
@@ -160,3 +166,7 @@ def _fold_number(text: str) -> int | float:
 
 def _hash(kind: bytes, data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=KEY_BYTES, person=kind).digest()
+
+
+TOKEN_ROOT = _hash(b"tokens", b"")
+"""Key of the state above all conversations that were given as ids."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from typing import Literal
 
-from silva.forest.echo import EchoAlias
-from silva.forest.session_forest import Node, SessionForest
+from silva.forest.node import EchoAlias, Node
+from silva.forest.session_forest import SessionForest
 from silva.types.errors import SessionFailure
 from silva.types.generation import VersionSpan, join_spans
 from silva.types.messages import JsonObject

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
-if TYPE_CHECKING:
-    from silva.forest.session_forest import Node
+from silva.forest.node import Node
 
 
 class PromptIds(Sequence[int]):
@@ -39,9 +38,7 @@ class PromptIds(Sequence[int]):
         return found if isinstance(found, int) else found.tolist()
 
     def _joined(self) -> array[int]:
-        joined: array[int] = array("i")
-        for node in self._node.path() if self._node is not None else ():
-            joined.extend(node.ids)
+        joined = array("i") if self._node is None else self._node.path_ids()
         for ids in self._behind:
             joined.extend(ids)
         return joined

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from silva.forest.difference import Found, conversation_difference, message_differences, shown_values
 from silva.forest.echo import MessageAt
 from silva.forest.identity import root_key
+from silva.forest.node import Node
 from silva.forest.records import Search, ToldHistories
-from silva.forest.session_forest import Node
 from silva.types.messages import Conversation, JsonObject, Message
 
 _MAX_COMPARED = 64
@@ -28,6 +28,8 @@ class RecordHistory:
 
 def why_unmatched(told: ToldHistories, history: RecordHistory, search: Search, *, lenient: bool) -> str:
     """What is wrong with a record for which `search` found no candidate: where, what was, what came, what to do."""
+    if not told.roots:
+        return "the session has no history of messages: its turns were given as token ids"
     root = root_key(history.conversation)
     other, reached = root, search
     for key in [key for key in list(told.roots)[-_MAX_ROOTS:] if key != root][::-1]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from silva.forest.echo import NO_RENAMES, NOTHING, MessageAt, Renames, RepairKind, compare_echo
-from silva.forest.identity import chain_key, chain_keys, echo_digest, message_digest
-from silva.forest.session_forest import Node
+from silva.forest.echo import NOTHING, MessageAt, compare_echo
+from silva.forest.identity import TOKEN_ROOT, chain_key, chain_keys, echo_digest, message_digest
+from silva.forest.node import NO_RENAMES, Node, Renames, RepairKind
 from silva.types.messages import Conversation, Message
 
 CleanFirst = Callable[[Message], Message]
@@ -78,7 +78,8 @@ class ToldHistories:
         self._after: dict[bytes, dict[tuple[Message, bytes], Node]] = {}
         self._num_answers: dict[int, int] = {}
         for node in nodes:
-            self._add(node)
+            if node.key != TOKEN_ROOT and (node.parent is None or node.messages):  # one of ids has no history to tell
+                self._add(node)
 
     def states(self, key: bytes) -> Sequence[Node]:
         """The states with this key, oldest first; none for a place inside of an observation."""

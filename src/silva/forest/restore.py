@@ -7,9 +7,9 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from silva.forest.echo import EchoAlias, Repair
-from silva.forest.identity import chain_key, message_digest
-from silva.forest.session_forest import Node, SessionForest
+from silva.forest.identity import chain_key, ids_digest, message_digest
+from silva.forest.node import EchoAlias, Node, Repair
+from silva.forest.session_forest import SessionForest
 from silva.types.generation import FinishReason, VersionSpan
 from silva.types.messages import MEDIA_PREFIX, Conversation, Image, JsonObject, Message, Part, ToolCall, text_of
 from silva.types.rollout import NodeRow
@@ -58,7 +58,6 @@ def _node(record: NodeRow, forest: SessionForest) -> Node:
         messages=tuple(message_from_chat(chat) for chat in record.messages),
         conversation=conversation,
         ids=record.token_ids,
-        lead=record.loss_mask.count(0),
     )
     if record.kind == "response":
         _read_answer(node, record, forest)
@@ -67,9 +66,8 @@ def _node(record: NodeRow, forest: SessionForest) -> Node:
 
 def _read_answer(node: Node, record: NodeRow, forest: SessionForest) -> None:
     """What only a response holds."""
-    (said,) = node.messages
     assert node.parent is not None
-    node.before = _before(node.parent, node.key, message_digest(said))
+    node.lead = record.loss_mask.count(0)
     node.logprobs = array("f", record.logprobs[node.lead :])
     node.kept_mass = array("f", record.kept_mass[node.lead :])
     node.spans = tuple(
@@ -79,6 +77,11 @@ def _read_answer(node: Node, record: NodeRow, forest: SessionForest) -> None:
     )
     node.finish = cast("FinishReason | None", record.finish_reason)
     node.num_aborts = record.num_aborts
+    node.before = node.parent.key
+    if not node.messages and node.key == chain_key(node.before, ids_digest("response", node.sampled)):
+        return  # a turn of ids alone
+    (said,) = node.messages
+    node.before = _before(node.parent, node.key, message_digest(said))
     node.told = said if record.told is None else message_from_chat(record.told)
     node.spellings = tuple(_spelling(spelling, forest) for spelling in record.spellings)
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from silva.codec import Past, SampledTail, TurnCodec, TurnDelta
 from silva.forest.echo import MessagesBetween
-from silva.forest.session_forest import Match, Node, Placement
+from silva.forest.node import Node
+from silva.forest.placement import Match, Placement
 from silva.types.errors import TransitionRefused
 from silva.types.messages import Message
 

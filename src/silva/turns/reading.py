@@ -8,7 +8,8 @@ from itertools import takewhile
 
 from silva.codec import TurnCodec
 from silva.forest.identity import is_object_text, message_digest
-from silva.forest.session_forest import Node, Placement, Response
+from silva.forest.node import Node
+from silva.forest.placement import Placement, Response
 from silva.parsers import ParsedTurn, Tools, TurnParser
 from silva.turns.engine_client import Generation, cut_ids
 from silva.types.generation import GenerateResult

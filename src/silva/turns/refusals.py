@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from silva.codec import TurnCodec
-from silva.forest.session_forest import Match
+from silva.forest.placement import Match
 from silva.inference.engine import ImageSupport
 from silva.types.errors import RequestError
 from silva.types.messages import images_of

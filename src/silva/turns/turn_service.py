@@ -13,8 +13,9 @@ from typing import Protocol, TypeVar
 from silva.codec import TurnCodec
 from silva.forest.difference import first_difference
 from silva.forest.echo import MessageAt
+from silva.forest.placement import Match, Placement
 from silva.forest.profiles import Canonicaliser
-from silva.forest.session_forest import Match, Placement, SessionForest
+from silva.forest.session_forest import SessionForest
 from silva.inference.engine import Engine
 from silva.inference.time_limit import RETRY_DELAYS_S
 from silva.parsers import TurnParser
