@@ -132,11 +132,11 @@ def main() -> None:
             records = [session(f"{group_id}-{slot}", group_id) for slot in range(GROUP)]
             t1, cpu1 = time.perf_counter(), time.process_time()
             ledger.issue_prompt(f"d:0:{number}", dataset="d", epoch=0, row=number, position=number)
-            ledger.start_group(group_id, prompt_id=f"d:0:{number}", n=GROUP, rollout_id=number // 64)
+            ledger.start_group(group_id, prompt_id=f"d:0:{number}", n=GROUP, start_step=number // 64)
             for slot, record in enumerate(records):
                 ledger.start_session(record.session_id, group_id=group_id, slot=slot)
             ended = [ledger.end_session(record) for record in records]
-            ledger.end_prompts([f"d:0:{number}"], "trained", step=number // 64)
+            ledger.end_prompts([f"d:0:{number}"], "trained", train_step=number // 64)
             t2 = time.perf_counter()
             ended[-1].result()
             build_s, build_cpu_s = build_s + t1 - t0, build_cpu_s + cpu1 - cpu0

@@ -46,11 +46,11 @@ def main() -> None:
             for number in range(num_groups):
                 prompt_id, group_id = f"d:0:{number}", f"g{number}"
                 ledger.issue_prompt(prompt_id, dataset="d", epoch=0, row=number, position=number)
-                ledger.start_group(group_id, prompt_id=prompt_id, n=GROUP, rollout_id=number // 64)
+                ledger.start_group(group_id, prompt_id=prompt_id, n=GROUP, start_step=number // 64)
                 for slot in range(GROUP):
                     ledger.start_session(f"{group_id}-{slot}", group_id=group_id, slot=slot)
                     ledger.end_session(chained(session(f"{group_id}-{slot}", group_id)))
-                ledger.end_prompts([prompt_id], "trained", step=number // 64)
+                ledger.end_prompts([prompt_id], "trained", train_step=number // 64)
                 ledger.flush()
         write_config_file(RunConfig(), Path(run_dir) / "config.toml")
         before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

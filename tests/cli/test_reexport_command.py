@@ -181,9 +181,9 @@ def test_damaged_and_open_sessions_are_lines(recorded: Path, tmp_path: Path, ree
         conn.execute("UPDATE nodes SET messages = '[{\"role\": 7' WHERE session_id = ?", (session_of[5],))
         conn.execute("UPDATE nodes SET token_ids = x'01' WHERE session_id = ? AND node_id = 1", (session_of[3],))
     with RunLedger.open_existing(copy) as ledger:
-        ledger.recover(step=0)
+        ledger.recover(train_step=0)
         ledger.issue_prompt("train:0:6", dataset="train", epoch=0, row=6, position=6, content={"metadata": {}})
-        ledger.start_group("live", prompt_id="train:0:6", n=1, rollout_id=7)
+        ledger.start_group("live", prompt_id="train:0:6", n=1, start_step=7)
         ledger.start_session("live-0", group_id="live", slot=0)
         ledger.flush()
         document, found = reexport(run_dir=copy)

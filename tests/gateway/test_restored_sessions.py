@@ -160,7 +160,7 @@ def _results(turn: _Turn) -> list[Json]:
 def _stored(session: Session) -> SessionForest:
     with tempfile.TemporaryDirectory(prefix="silva-stored-") as folder, RunLedger(Path(folder)) as ledger:
         ledger.issue_prompt("p", dataset="d", epoch=0, row=0, position=0, content={"metadata": {"n": 1}, "label": [2]})
-        ledger.start_group(session.group_id, prompt_id="p", n=1, rollout_id=0)
+        ledger.start_group(session.group_id, prompt_id="p", n=1, start_step=0)
         ledger.start_session(session.session_id, group_id=session.group_id, slot=0)
         session.output = b'{"reward": 1}'
         ledger.end_session(session_record(session, Outcome(status="failed", reason="not_linear"))).result(30)

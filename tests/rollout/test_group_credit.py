@@ -86,7 +86,7 @@ async def run_group(
             result = await runner.run(prompt, GroupSettings(num_samples=len(rewards), **plan), rollout_id=0)
             if result.end is None and mode == "train":
                 ledger.set_credits(result.samples)
-                ledger.end_prompts([prompt.prompt_id], "delivered", step=0)
+                ledger.end_prompts([prompt.prompt_id], "delivered", train_step=0)
             ledger.flush()
     return result, driver
 

@@ -163,7 +163,7 @@ def begin(ledger: RunLedger, number: int, *, n: int = 1, rollout_id: int = 0, mo
     """Issue prompt `number`, start its group and the sessions of all slots. Returns the group id."""
     group_id = f"{mode}-g{number}"
     ledger.issue_prompt(f"{mode}:0:{number}", dataset=mode, epoch=0, row=number, position=number, mode=mode)
-    ledger.start_group(group_id, prompt_id=f"{mode}:0:{number}", n=n, rollout_id=rollout_id)
+    ledger.start_group(group_id, prompt_id=f"{mode}:0:{number}", n=n, start_step=rollout_id)
     for slot in range(n):
         ledger.start_session(f"{group_id}-s{slot}", group_id=group_id, slot=slot)
     return group_id

@@ -134,7 +134,7 @@ def test_promises_between_parts_are_checked_at_once(tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match="no valid text"):
             ledger.start_session("\ud800", group_id=group, slot=0)
         with pytest.raises(AssertionError, match="not pending"):
-            ledger.start_group("h", prompt_id="train:0:9", n=1, rollout_id=0)
+            ledger.start_group("h", prompt_id="train:0:9", n=1, start_step=0)
         with pytest.raises(AssertionError, match="without a reason"):
             ledger.end_session(failed(f"{group}-s0", group, reason=""))
         with pytest.raises(AssertionError, match="with 0 samples"):
@@ -142,14 +142,14 @@ def test_promises_between_parts_are_checked_at_once(tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match="reward nan"):
             ledger.end_session(failed(f"{group}-s0", group, reward=float("nan")))
         with pytest.raises(AssertionError, match="without a reason"):
-            ledger.end_prompts(["train:0:0"], "dropped", step=0)
+            ledger.end_prompts(["train:0:0"], "dropped", train_step=0)
         ledger.end_session(exported(f"{group}-s0", group))
         with pytest.raises(AssertionError, match="not running"):
             ledger.end_session(exported(f"{group}-s0", group))
         ledger.end_session(failed(f"{group}-s1", group))
-        ledger.end_prompts(["train:0:0"], "trained", step=0)
+        ledger.end_prompts(["train:0:0"], "trained", train_step=0)
         with pytest.raises(AssertionError, match="ended already"):
-            ledger.end_prompts(["train:0:0"], "dropped", reason="late", step=0)
+            ledger.end_prompts(["train:0:0"], "dropped", reason="late", train_step=0)
         ledger.flush()
         with open_run(tmp_path) as conn:
             check_ledgers(conn, finished=True)
@@ -161,7 +161,7 @@ def test_end_prompts_is_all_or_nothing(tmp_path: Path) -> None:
     with RunLedger(tmp_path) as ledger:
         begin(ledger, 0)
         with pytest.raises(AssertionError, match="train:0:7"):
-            ledger.end_prompts(["train:0:0", "train:0:7"], "dropped", reason="x", step=0)
+            ledger.end_prompts(["train:0:0", "train:0:7"], "dropped", reason="x", train_step=0)
         ledger.flush()
         with open_run(tmp_path) as conn:
             assert counts(conn)["prompts"] == {"pending": {"none": 1}}
@@ -174,10 +174,10 @@ def test_counts_keep_eval_apart(tmp_path: Path) -> None:
         ledger.start_session("retry", group_id=group, slot=0, try_index=1)
         ledger.end_session(exported("retry", group))
         ledger.end_session(exported(f"{group}-s1", group))
-        ledger.end_prompts(["train:0:0"], "filtered", reason="all_equal", step=0)
+        ledger.end_prompts(["train:0:0"], "filtered", reason="all_equal", train_step=0)
         other = begin(ledger, 0, mode="eval")
         ledger.end_session(exported(f"{other}-s0", other, mode="eval"))
-        ledger.end_prompts(["eval:0:0"], "delivered", step=0)
+        ledger.end_prompts(["eval:0:0"], "delivered", train_step=0)
     doc = show_run(tmp_path)
     assert doc["counts"] == {
         "prompts": {"filtered": {"all_equal": 1}},
@@ -192,7 +192,7 @@ def test_counts_keep_eval_apart(tmp_path: Path) -> None:
         "reason": "agent_exit",
         "reward": None,
     }
-    assert [group["rollout_id"] for group in doc["groups"]] == [0, 0]
+    assert [(group["start_step"], group["train_step"]) for group in doc["groups"]] == [(0, 0), (0, 0)]
 
 
 def test_a_credit_for_an_unknown_context_is_refused(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_live_reader_beside_a_writer(tmp_path: Path) -> None:
             for number in range(25):
                 group = begin(ledger, number)
                 ledger.end_session(exported(f"{group}-s0", group))
-                ledger.end_prompts([f"train:0:{number}"], "trained", step=number).result(5)
+                ledger.end_prompts([f"train:0:{number}"], "trained", train_step=number).result(5)
                 live = show_session(tmp_path, f"{group}-s0")
                 assert live["status"] == "exported"
         finally:
@@ -310,7 +310,7 @@ while True:
     group = begin(ledger, number, n=3)
     for slot in range(3):
         done = ledger.end_session(exported(f"{group}-s{slot}", group))
-    ledger.end_prompts([f"train:0:{number}"], "trained", step=number)
+    ledger.end_prompts([f"train:0:{number}"], "trained", train_step=number)
     number += 1
     if number % 8 == 0:
         done.result()
@@ -341,7 +341,7 @@ def test_kill_9_leaves_sessions_whole(tmp_path: Path, num_lines: int) -> None:
     assert {tuple(row) for row in rows} <= {("exported", 7, 2, 1), ("running", 0, 0, 0)}
     assert sum(row[0] == "exported" for row in rows) >= 3 * told
     with RunLedger.open_existing(tmp_path / "run") as ledger:
-        recovered = ledger.recover(step=3)
+        recovered = ledger.recover(train_step=3)
         assert [prompt.position for prompt in recovered.pending][:2] == [4, 5]
         assert recovered.next_position >= told
         with open_run(tmp_path / "run") as conn:
@@ -354,17 +354,17 @@ def test_recover_gives_every_prompt_that_has_no_end(tmp_path: Path) -> None:
             group = begin(ledger, number)
             if number < 4:
                 ledger.end_session(exported(f"{group}-s0", group))
-        ledger.end_prompts(["train:0:0", "train:0:2"], "trained", step=1)
-        ledger.end_prompts(["train:0:1"], "stale", reason="too_old", step=2)
+        ledger.end_prompts(["train:0:0", "train:0:2"], "trained", train_step=1)
+        ledger.end_prompts(["train:0:1"], "stale", reason="too_old", train_step=2)
         for number, state in ((0, "delivered"), (1, None)):
             group = begin(ledger, number, mode="eval")
             if state:
                 ledger.end_session(exported(f"{group}-s0", group, mode="eval"))
-                ledger.end_prompts([f"eval:0:{number}"], "delivered", step=2)
+                ledger.end_prompts([f"eval:0:{number}"], "delivered", train_step=2)
     with RunLedger.open_existing(tmp_path) as ledger:
         with pytest.raises(AssertionError, match="recover"):
             ledger.event("too early")
-        recovered = ledger.recover(step=1)
+        recovered = ledger.recover(train_step=1)
         assert [(p.prompt_id, p.row, p.position, p.num_groups) for p in recovered.pending] == [
             ("train:0:1", 1, 1, 1),
             ("train:0:3", 3, 3, 1),
@@ -382,15 +382,15 @@ def test_recover_gives_every_prompt_that_has_no_end(tmp_path: Path) -> None:
             }
         for prompt in recovered.pending:
             again = f"again-{prompt.row}"
-            ledger.start_group(again, prompt_id=prompt.prompt_id, n=1, rollout_id=2, attempt=prompt.num_groups)
+            ledger.start_group(again, prompt_id=prompt.prompt_id, n=1, start_step=2, attempt=prompt.num_groups)
             ledger.start_session(f"{again}-s", group_id=again, slot=0)
             ledger.end_session(exported(f"{again}-s", again))
-        ledger.end_prompts([prompt.prompt_id for prompt in recovered.pending], "trained", step=2)
+        ledger.end_prompts([prompt.prompt_id for prompt in recovered.pending], "trained", train_step=2)
         ledger.issue_prompt("eval:0:0", dataset="eval", epoch=0, row=0, position=0, mode="eval")
-        ledger.start_group("eval-again", prompt_id="eval:0:0", n=1, rollout_id=2, attempt=1)
+        ledger.start_group("eval-again", prompt_id="eval:0:0", n=1, start_step=2, attempt=1)
         ledger.start_session("eval-again-s", group_id="eval-again", slot=0)
         ledger.end_session(exported("eval-again-s", "eval-again", mode="eval"))
-        ledger.end_prompts(["eval:0:0"], "delivered", step=2)
+        ledger.end_prompts(["eval:0:0"], "delivered", train_step=2)
     with open_run(tmp_path) as conn:
         check_ledgers(conn, finished=True)
         assert counts(conn)["prompts"] == {"trained": {"none": 5}}
@@ -486,7 +486,7 @@ def test_a_locked_file_surfaces_and_names_the_way_out(tmp_path: Path) -> None:
         with pytest.raises(LedgerError, match="locked"):
             ledger.event("blocked").result(10)
         with pytest.raises(LedgerError, match="--resume"):
-            ledger.end_prompts(["train:0:0"], "dropped", reason="x", step=0)
+            ledger.end_prompts(["train:0:0"], "dropped", reason="x", train_step=0)
     finally:
         other.close()
     with pytest.raises(LedgerError, match="cannot be written"):
@@ -516,7 +516,7 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_written(tmp_path: Path) ->
     assert found.returncode == 1
     assert f"LedgerError: the run ledger {tmp_path}/run.db cannot be written" in found.stderr
     with RunLedger.open_existing(tmp_path) as ledger:
-        assert ledger.recover(step=0).next_position > 10
+        assert ledger.recover(train_step=0).next_position > 10
     with open_run(tmp_path) as conn:
         check_ledgers(conn, finished=True)
 
@@ -527,7 +527,7 @@ def test_two_sessions_of_one_slot_are_found(tmp_path: Path) -> None:
         ledger.end_session(exported(f"{group}-s0", group))
         ledger.start_session("second", group_id=group, slot=0, try_index=1)
         ledger.end_session(exported("second", group))
-        ledger.end_prompts(["train:0:0"], "trained", step=0)
+        ledger.end_prompts(["train:0:0"], "trained", train_step=0)
         ledger.flush()
         with open_run(tmp_path) as conn, pytest.raises(AssertionError) as found:
             check_ledgers(conn)
@@ -538,7 +538,7 @@ def test_two_sessions_of_one_slot_are_found(tmp_path: Path) -> None:
 def test_a_trained_prompt_without_a_session_is_found(tmp_path: Path) -> None:
     with RunLedger(tmp_path) as ledger:
         group = begin(ledger, 0)
-        ledger.end_prompts(["train:0:0"], "trained", step=0)
+        ledger.end_prompts(["train:0:0"], "trained", train_step=0)
         ledger.flush()
         with open_run(tmp_path) as conn, pytest.raises(AssertionError, match="without an exported session"):
             check_ledgers(conn)

@@ -45,7 +45,7 @@ class History:
         pending = self.pending()
         if pending:
             group_id, prompt_id, n = f"g{len(self.groups)}", pending[pick % len(pending)], 1 + pick % 3
-            self.ledger.start_group(group_id, prompt_id=prompt_id, n=n, rollout_id=self.step, attempt=len(self.groups))
+            self.ledger.start_group(group_id, prompt_id=prompt_id, n=n, start_step=self.step, attempt=len(self.groups))
             self.groups[group_id] = (prompt_id, n)
 
     def open_groups(self) -> list[str]:
@@ -101,7 +101,7 @@ class History:
             chosen = [prompt_id for prompt_id in pending if (prompt_id in has_export) == (state == "trained")]
             if chosen:
                 reason = None if state == "trained" else "no_session"
-                self.ledger.end_prompts(chosen, state, reason=reason, step=self.step)
+                self.ledger.end_prompts(chosen, state, reason=reason, train_step=self.step)
                 self.states.update({prompt_id: (state, self.step) for prompt_id in chosen})
         self.step += 1
 
@@ -109,7 +109,7 @@ class History:
         self.ledger.close()
         kept = max(-1, self.step - 1 - pick % 3)
         self.ledger = RunLedger.open_existing(self.run_dir)
-        recovered = self.ledger.recover(step=kept)
+        recovered = self.ledger.recover(train_step=kept)
         for key, (state, step) in self.states.items():
             if step is not None and step > kept:
                 state, step = "pending", None

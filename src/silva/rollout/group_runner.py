@@ -99,7 +99,7 @@ class GroupRunner:
         # random: a resumed run may make the same attempt again
         group_id = f"g-{_dashed(prompt.prompt_id)}-{attempt}-{secrets.token_hex(4)}"
         self._ledger.start_group(
-            group_id, prompt_id=prompt.prompt_id, n=settings.num_samples, rollout_id=rollout_id, attempt=attempt
+            group_id, prompt_id=prompt.prompt_id, n=settings.num_samples, start_step=rollout_id, attempt=attempt
         )
         group = _Group(
             prompt=prompt,

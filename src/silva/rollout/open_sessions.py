@@ -39,7 +39,7 @@ class OpenSessions:
         )
         self._num_opened += 1
         session.prompt_id = prompt_id
-        self._ledger.start_group(session.group_id, prompt_id=prompt_id, n=1, rollout_id=0)
+        self._ledger.start_group(session.group_id, prompt_id=prompt_id, n=1, start_step=0)
         self._ledger.start_session(session.session_id, group_id=session.group_id, slot=0)
 
     async def finish(self, session: Session, body: bytes) -> JsonObject:
@@ -69,7 +69,7 @@ class OpenSessions:
         assert session.prompt_id is not None
         self._ledger.end_session(session_record(session, outcome))
         if outcome.status == "exported":
-            self._ledger.end_prompts([session.prompt_id], "delivered", step=0)
+            self._ledger.end_prompts([session.prompt_id], "delivered", train_step=0)
         else:
-            self._ledger.end_prompts([session.prompt_id], "dropped", reason=outcome.reason, step=0)
+            self._ledger.end_prompts([session.prompt_id], "dropped", reason=outcome.reason, train_step=0)
         await asyncio.wrap_future(self._ledger.flush_future())

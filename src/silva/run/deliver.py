@@ -29,7 +29,7 @@ async def deliver(
         groups = step.groups
         if not groups:
             break
-        ledger.end_prompts([group.prompt.prompt_id for group in groups], "delivered", step=rollout_id)
+        ledger.end_prompts([group.prompt.prompt_id for group in groups], "delivered", train_step=rollout_id)
         values = rollout_metrics(step, passrate=passrate)
         values |= await report.finish(rollout_id)
         metrics.write(rollout_id, values)

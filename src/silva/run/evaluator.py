@@ -78,7 +78,9 @@ class Evaluator:
             on_step=self._on_step,
         )
         step = await producer.collect(rollout_id)
-        self._ledger.end_prompts([result.prompt.prompt_id for result in step.groups], "delivered", step=rollout_id)
+        self._ledger.end_prompts(
+            [result.prompt.prompt_id for result in step.groups], "delivered", train_step=rollout_id
+        )
         return self._summary(name, rollout_id, step, len(dataset.rows))
 
     def _summary(self, name: str, rollout_id: int, step: StepGroups, num_rows: int) -> EvalResult:

@@ -218,7 +218,7 @@ class Trainer:
             return
         self._ledger.set_credits(credited)
         state = "delivered" if self._backend is None else "trained"
-        self._ledger.end_prompts([group.prompt.prompt_id for group in groups], state, step=rollout_id)
+        self._ledger.end_prompts([group.prompt.prompt_id for group in groups], state, train_step=rollout_id)
 
     async def _evaluate(self, rollout_id: int, *, last: bool = False) -> None:
         if self._evaluator is None:

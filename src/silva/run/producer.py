@@ -151,7 +151,7 @@ class Producer:
         step.num_filtered += end.state == "filtered"
         step.last_end = end
         step.ended.append(tally(result))
-        self._ledger.end_prompts([result.prompt.prompt_id], end.state, reason=end.reason, step=step.rollout_id)
+        self._ledger.end_prompts([result.prompt.prompt_id], end.state, reason=end.reason, train_step=step.rollout_id)
 
     def _is_hopeless(self, step: _Step) -> bool:
         size = self._settings.batch_size

@@ -55,7 +55,7 @@ async def reexport(config: RunConfig, run_dir: Path, *, out: str | None = None, 
 
 def _files(conn: sqlite3.Connection, template: str, *, force: bool) -> dict[int, Path]:
     """The file of each rollout step. ConfigError where one exists."""
-    steps = [step for (step,) in conn.execute("SELECT DISTINCT rollout_id FROM groups ORDER BY 1")]
+    steps = [step for (step,) in conn.execute("SELECT DISTINCT step FROM groups ORDER BY 1")]
     files = {step: dump_path(template, step) for step in steps}
     there = [str(path) for path in files.values() if path.exists()]
     if there and not force:

@@ -13,7 +13,7 @@ from pathlib import Path
 from silva.store.dumps import check_dump_template, write_rollout_dump
 from silva.store.ledger import RunLedger
 from silva.store.queries import accounting, accounting_line, counts, open_run, roots_per_session
-from silva.store.step_numbers import engine_busy, gateway_numbers
+from silva.store.step_numbers import engine_busy, gateway_numbers, start_lag
 from silva.types.numbers import spread
 
 log = logging.getLogger("silva.rollout")
@@ -53,7 +53,7 @@ class StepReport:
             numbers = _ledger_numbers(counts(conn))
             roots = roots_per_session(conn, rollout_id)
             numbers |= spread("forest/num_root", [float(number) for number in roots]) if roots else {}
-            numbers |= gateway_numbers(conn, rollout_id)
+            numbers |= gateway_numbers(conn, rollout_id) | start_lag(conn, rollout_id)
             if (busy := engine_busy(conn, rollout_id)) is not None:
                 numbers["perf/engine_busy"] = busy
             if self._dump_path is not None:

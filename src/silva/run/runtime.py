@@ -94,7 +94,7 @@ async def open_runtime(
         stack.callback(ledger.close)
         await asyncio.to_thread(sweep_run, run_id)
         if recover_step is not None:
-            recovered = await asyncio.to_thread(lambda: ledger.recover(step=recover_step))
+            recovered = await asyncio.to_thread(lambda: ledger.recover(train_step=recover_step))
         write_config_file(config, run_dir / "config.toml")
         codec = await asyncio.to_thread(load_codec, config)
         hf_dir = engine_dir or Path(str(config.hf_checkpoint))

@@ -40,7 +40,9 @@ def dump_path(template: str, rollout_id: int) -> Path:
 def write_rollout_dump(
     path_template: str, rollout_id: int, conn: sqlite3.Connection, *, mode: Mode | None = None
 ) -> Path:
-    """Write the dump of the groups that were started in a rollout step (of one mode, or both) and return its path.
+    """Write the dump of the groups of a rollout step (of one mode, or both) and return its path.
+
+    A group belongs to the step that trained it or gave it up, and until then to the one in which it was started.
 
     `conn` reads the ledger (`open_run`). A line holds the row's input and label, what became of its prompt, the
     session's ids, status, reason and error, output, timing, requests, turns, aborts and weight versions, and, of an
@@ -59,12 +61,13 @@ def write_rollout_dump(
 def session_rows(conn: sqlite3.Connection, rollout_id: int, mode: Mode | None = None) -> list[dict[str, Any]]:
     """What the lines of each session of a rollout step begin with, group by group, slot by slot, try by try."""
     rows = conn.execute(
-        "SELECT g.rollout_id, g.prompt_id, p.dataset, p.epoch, p.row, p.position, p.state AS prompt_state, "
+        "SELECT g.step AS rollout_id, g.start_step, g.train_step, "
+        "g.prompt_id, p.dataset, p.epoch, p.row, p.position, p.state AS prompt_state, "
         "p.reason AS prompt_reason, g.group_id, g.attempt, g.n AS group_size, s.session_id, s.slot, "
         "s.try_index, s.mode, s.status, s.reason, s.error, s.reward AS session_reward, "
         "s.metadata AS session_metadata, s.started_s, s.ended_s "
         "FROM sessions s JOIN groups g USING (group_id) JOIN prompts p USING (prompt_id) "
-        "WHERE g.rollout_id = ? AND (? IS NULL OR g.mode = ?) ORDER BY g.rowid, s.slot, s.try_index",
+        "WHERE g.step = ? AND (? IS NULL OR g.mode = ?) ORDER BY g.rowid, s.slot, s.try_index",
         (rollout_id, mode, mode),
     )
     return [{**dict(row), "session_metadata": json.loads(row["session_metadata"])} for row in rows]

@@ -15,7 +15,7 @@ from silva.types.errors import SilvaError
 
 DB_NAME = "run.db"
 LOCK_NAME = "run.lock"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @contextmanager

@@ -157,7 +157,9 @@ class RunLedger:
             if prompt_id in self._reopenable:
                 self._reopenable.discard(prompt_id)
                 return self._put(
-                    _Statement("UPDATE prompts SET state = 'pending', step = NULL WHERE prompt_id = ?", (prompt_id,))
+                    _Statement(
+                        "UPDATE prompts SET state = 'pending', train_step = NULL WHERE prompt_id = ?", (prompt_id,)
+                    )
                 )
             return self._put(
                 _Statement(
@@ -168,12 +170,12 @@ class RunLedger:
             )
 
     def end_prompts(
-        self, prompt_ids: Iterable[str], state: PromptState, *, reason: str | None = None, step: int
+        self, prompt_ids: Iterable[str], state: PromptState, *, reason: str | None = None, train_step: int
     ) -> Future[None]:
-        """Give pending prompts their final state, all in one transaction.
+        """Give pending prompts and their newest groups their end, all in one transaction.
 
-        `step` is the train step that consumed them (or the step at which they were given up). AssertionError if one is
-        not pending. `filtered`, `dropped` and `stale` need a reason.
+        `train_step` is the step that trained them, or gave them up. `filtered`, `dropped` and `stale` need a reason.
+        AssertionError if a prompt is not pending.
         """
         ids = list(prompt_ids)
         assert state != "pending", "a prompt cannot end as pending"
@@ -183,23 +185,25 @@ class RunLedger:
             assert len(set(ids)) == len(ids), f"a prompt is named twice in {ids}"
             for prompt_id in ids:
                 assert prompt_id in self._pending, f"prompt {prompt_id} is not pending: unknown, or ended already"
+            ended: list[tuple[object, ...]] = []
             for prompt_id in ids:
                 del self._pending[prompt_id]
                 for group_id in self._groups_of.pop(prompt_id, ()):
                     del self._groups[group_id]
-            rows = [(state, reason and safe_text(reason), step, prompt_id) for prompt_id in ids]
-            return self._put(
-                lambda conn: _set_each(
-                    conn,
-                    "UPDATE prompts SET state = ?, reason = ?, step = ? WHERE prompt_id = ? AND state = 'pending'",
-                    rows,
-                )
-            )
+                    ended.append((train_step, group_id))
+            rows = [(state, reason and safe_text(reason), train_step, prompt_id) for prompt_id in ids]
+
+            def write(conn: sqlite3.Connection) -> None:
+                pending = "prompt_id = ? AND state = 'pending'"
+                _set_each(conn, f"UPDATE prompts SET state = ?, reason = ?, train_step = ? WHERE {pending}", rows)
+                _set_each(conn, "UPDATE groups SET train_step = ? WHERE group_id = ?", ended)
+
+            return self._put(write)
 
     # Groups and sessions
 
-    def start_group(self, group_id: str, *, prompt_id: str, n: int, rollout_id: int, attempt: int = 0) -> Future[None]:
-        """A pending prompt gets a group of `n` slots in rollout step `rollout_id`. The mode is the prompt's."""
+    def start_group(self, group_id: str, *, prompt_id: str, n: int, start_step: int, attempt: int = 0) -> Future[None]:
+        """A pending prompt gets a group of `n` slots in rollout step `start_step`. The mode is the prompt's."""
         assert n >= 1 and attempt >= 0, f"group {group_id}: n {n}, attempt {attempt}"
         with self._mutex:
             self._check_usable()
@@ -208,8 +212,9 @@ class RunLedger:
             assert mode is not None, f"group {group_id}: prompt {prompt_id} is not pending"
             self._groups[group_id] = (prompt_id, mode, n)
             self._groups_of.setdefault(prompt_id, []).append(group_id)
-            values = (group_id, prompt_id, mode, n, rollout_id, attempt)
-            return self._put(_Statement("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?)", values))
+            columns = "group_id, prompt_id, mode, n, start_step, attempt"
+            values = (group_id, prompt_id, mode, n, start_step, attempt)
+            return self._put(_Statement(f"INSERT INTO groups ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values))
 
     def start_session(self, session_id: str, *, group_id: str, slot: int, try_index: int = 0) -> Future[None]:
         """A session starts in a slot of a started group; a retry is a new session in the same slot."""
@@ -288,8 +293,8 @@ class RunLedger:
         """Block until all that was called before is on the disk."""
         self.flush_future().result(timeout_s)
 
-    def recover(self, *, step: int) -> Recovered:
-        """Bring the ledger of a run that stopped to the state of a checkpoint taken after train step `step`.
+    def recover(self, *, train_step: int) -> Recovered:
+        """Bring the ledger of a run that stopped to the state of a checkpoint taken after train step `train_step`.
 
         Sessions that were running end as cancelled, reason `interrupted`. Prompts whose end was recorded for a later
         step are pending again, reason `rolled_back`. Eval prompts are not resumed: open ones are dropped as
@@ -300,7 +305,7 @@ class RunLedger:
             assert not self._recovered, "recover is the first call after open_existing, and the only one"
             self._recovered = True
             self._check_usable()
-            written = self._put(lambda conn: _recover(conn, step, now_s), durable=True)
+            written = self._put(lambda conn: _recover(conn, train_step, now_s), durable=True)
         recovered, reopenable = written.result()
         with self._mutex:
             self._pending = {prompt.prompt_id: "train" for prompt in recovered.pending}
@@ -441,19 +446,21 @@ def _set_each(conn: sqlite3.Connection, sql: str, rows: Iterable[tuple[object, .
         assert changed == 1, f"{changed} rows changed, not 1, by {row}"
 
 
-def _recover(conn: sqlite3.Connection, step: int, now_s: float) -> tuple[Recovered, set[str]]:
+def _recover(conn: sqlite3.Connection, train_step: int, now_s: float) -> tuple[Recovered, set[str]]:
     num_interrupted = conn.execute(
         "UPDATE sessions SET status = 'cancelled', reason = 'interrupted', ended_s = ? WHERE status = 'running'",
         (now_s,),
     ).rowcount
     num_rolled_back = conn.execute(
-        "UPDATE prompts SET state = 'pending', reason = 'rolled_back', step = NULL WHERE mode = 'train' AND step > ?",
-        (step,),
+        "UPDATE prompts SET state = 'pending', reason = 'rolled_back', train_step = NULL "
+        "WHERE mode = 'train' AND train_step > ?",
+        (train_step,),
     ).rowcount
     conn.execute(
         "UPDATE prompts SET reason = CASE state WHEN 'pending' THEN 'interrupted' ELSE 'rolled_back' END, "
-        "state = 'dropped', step = coalesce(step, ?) WHERE mode = 'eval' AND (state = 'pending' OR step > ?)",
-        (step, step),
+        "state = 'dropped', train_step = coalesce(train_step, ?) "
+        "WHERE mode = 'eval' AND (state = 'pending' OR train_step > ?)",
+        (train_step, train_step),
     )
     reopenable = conn.execute(
         "SELECT prompt_id FROM prompts WHERE mode = 'eval' AND state = 'dropped' "

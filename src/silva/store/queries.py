@@ -174,7 +174,7 @@ def show_run(run_dir: str | Path) -> JsonDoc:
             "groups": [
                 dict(row)
                 for row in conn.execute(
-                    "SELECT group_id, prompt_id, mode, n, rollout_id, attempt FROM groups ORDER BY rowid"
+                    "SELECT group_id, prompt_id, mode, n, start_step, train_step, attempt FROM groups ORDER BY rowid"
                 )
             ],
             "sessions": [
@@ -433,7 +433,7 @@ def accounting(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode = "train
     Counts of prompts by state and of sessions by status (absent ones are 0), `failures` by reason, `turns` (responses
     committed), `tokens` (ids sampled), `aborts`, and the mean of `reward` over the `rewarded` sessions that have one.
     """
-    here = "groups WHERE rollout_id = ? AND mode = ?"
+    here = "groups WHERE step = ? AND mode = ?"
     at = (rollout_id, mode)
     prompts = dict(
         conn.execute(
@@ -474,7 +474,7 @@ def roots_per_session(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode =
         "SELECT count(*) FROM nodes n JOIN nodes above ON above.session_id = n.session_id "
         "AND above.node_id = n.parent_id AND above.kind = 'root' "
         "WHERE n.session_id IN (SELECT session_id FROM sessions "
-        "WHERE group_id IN (SELECT group_id FROM groups WHERE rollout_id = ? AND mode = ?)) GROUP BY n.session_id",
+        "WHERE group_id IN (SELECT group_id FROM groups WHERE step = ? AND mode = ?)) GROUP BY n.session_id",
         (rollout_id, mode),
     )
     return [number for (number,) in rows]

@@ -1,11 +1,11 @@
--- The run ledger, version 2. One file per run: RUN_DIR/run.db.
+-- The run ledger, version 3. One file per run: RUN_DIR/run.db.
 --
 -- Token lists live in `nodes` only: a node holds what it adds, a sample is a pointer to a node plus what the path cannot
 -- say. Array columns are packed little-endian: ids int32, masks uint8, logprobs and kept mass float32 with one entry per
 -- id whose mask is 1 (elsewhere they are 0 and 1 by definition). JSON columns hold JSON text.
 
 CREATE TABLE schema_version (version INTEGER NOT NULL);
-INSERT INTO schema_version VALUES (2);
+INSERT INTO schema_version VALUES (3);
 
 -- One use of one dataset row.
 CREATE TABLE prompts (
@@ -19,7 +19,7 @@ CREATE TABLE prompts (
     state     TEXT NOT NULL DEFAULT 'pending'
               CHECK (state IN ('pending', 'trained', 'delivered', 'filtered', 'dropped', 'stale')),
     reason    TEXT CHECK (reason IS NOT NULL OR state IN ('pending', 'trained', 'delivered')),
-    step      INTEGER CHECK ((step IS NULL) = (state = 'pending'))   -- train step that ended it
+    train_step INTEGER CHECK ((train_step IS NULL) = (state = 'pending'))   -- step that trained it or gave it up
 );
 CREATE INDEX prompts_by_state ON prompts (mode, state, reason);
 
@@ -29,11 +29,13 @@ CREATE TABLE groups (
     prompt_id  TEXT NOT NULL REFERENCES prompts,
     mode       TEXT NOT NULL CHECK (mode IN ('train', 'eval')),
     n          INTEGER NOT NULL CHECK (n >= 1),
-    rollout_id INTEGER NOT NULL,
+    start_step INTEGER NOT NULL,             -- rollout step in which its sessions were started
+    train_step INTEGER,                      -- step that trained it or gave it up; NULL: neither happened
     attempt    INTEGER NOT NULL CHECK (attempt >= 0),
+    step       INTEGER GENERATED ALWAYS AS (coalesce(train_step, start_step)) VIRTUAL,   -- whose accounts it is in
     UNIQUE (prompt_id, attempt, group_id)
 );
-CREATE INDEX groups_by_rollout ON groups (rollout_id, mode);
+CREATE INDEX groups_by_step ON groups (step, mode);
 
 CREATE TABLE sessions (
     session_id TEXT PRIMARY KEY,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from silva.types.rollout import Mode
 
-_SESSIONS = "sessions JOIN groups USING (group_id) WHERE rollout_id = ? AND groups.mode = ?"
+_SESSIONS = "sessions JOIN groups USING (group_id) WHERE step = ? AND groups.mode = ?"
 
 
 def gateway_numbers(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode = "train") -> dict[str, float]:
@@ -46,6 +46,15 @@ def engine_busy(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode = "trai
         at,
     )
     return min(1.0, covered((begin_s, end_s) for begin_s, end_s in calls) / (ended_s - began_s))
+
+
+def start_lag(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode = "train") -> dict[str, float]:
+    """`rollout/start_lag/mean|max`: how many steps before this one its groups were started; {} without groups."""
+    mean, most = conn.execute(
+        "SELECT avg(step - start_step), max(step - start_step) FROM groups WHERE step = ? AND mode = ?",
+        (rollout_id, mode),
+    ).fetchone()
+    return {} if mean is None else {"rollout/start_lag/mean": float(mean), "rollout/start_lag/max": float(most)}
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
