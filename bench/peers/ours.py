@@ -6,6 +6,7 @@ All take a case (see cases.py) and give arrays by name, [B, T] or scalars; what 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +14,13 @@ import torch
 from peers.cases import Case
 from silva.train.advantages import AdvantageConfig, SequenceNumbers, gae, returns, whiten
 from silva.train.algorithms import ALGORITHMS
-from silva.train.corrections import TisConfig, opsm_dropped, tis_ratio, tis_weights
-from silva.train.losses.clip import ClipConfig, PolicyLoss
-from silva.train.losses.kl import KlType, kl_estimate
+from silva.train.corrections import opsm_dropped, tis_ratio, tis_weights
+from silva.train.losses.clip import PolicyLoss
+from silva.train.losses.kl import kl_estimate
 from silva.train.losses.tokens import clamp_log_ratio, token_entropy, token_logprobs
 from silva.train.losses.value import value_loss
-from silva.train.packing import Reduction, pack_batch
+from silva.train.options import ClipOptions, KlType, Reduction, TisOptions
+from silva.train.packing import pack_batch
 from silva.types.generation import VersionSpan
 from silva.types.rollout import ResponseSpan, TrainingSample
 
@@ -98,7 +100,8 @@ def policy_loss(case: Case, loss: str | PolicyLoss, **clip: float) -> Arrays:
     """`loss`: a function, or the name of an algorithm that has one."""
     function = ALGORITHMS[loss].policy_loss() if isinstance(loss, str) else loss
     new_N = of_tokens(case, "lp").requires_grad_()
-    config = ClipConfig(**clip)
+    names = {"eps": "eps_clip", "eps_high": "eps_clip_high", "dual_clip": "eps_clip_c"}
+    config = ClipOptions(**{names[name]: value for name, value in clip.items()})
     loss_N, clipped_N = function(new_N, of_tokens(case, "lo"), of_tokens(case, "credit_T"), sequences(case), config)
     (grad_N,) = torch.autograd.grad(loss_N.sum(), new_N)
     return {
@@ -124,9 +127,10 @@ def critic_loss(case: Case, *, clip: float) -> Arrays:
     return {"loss": spread(case, loss_N), "grad": spread(case, grad_N)}
 
 
-def weights(case: Case, **band: object) -> Arrays:
-    config = TisConfig(**band)
-    ratio_N = tis_ratio(of_tokens(case, "lo"), of_tokens(case, "lr"), sequences(case), config.level)
+def weights(case: Case, **band: Any) -> Arrays:
+    names = {"low": "tis_clip_low", "high": "tis_clip", "level": "tis_level", "mode": "tis_mode"}
+    config = TisOptions(**{names[name]: value for name, value in band.items()})
+    ratio_N = tis_ratio(of_tokens(case, "lo"), of_tokens(case, "lr"), sequences(case), config.tis_level)
     weights_N = tis_weights(ratio_N, config)
     return {"weights": spread(case, weights_N), "kept": spread(case, (weights_N != 0).double())}
 

@@ -13,8 +13,9 @@ from peers import ours
 from peers.cases import Case
 from peers.ours import Arrays
 from silva.train.algorithms import ALGORITHMS
-from silva.train.losses.clip import ClipConfig, clipped_surrogate
+from silva.train.losses.clip import clipped_surrogate
 from silva.train.losses.tokens import sequence_mean, sequence_sum
+from silva.train.options import ClipOptions
 
 WHY = {
     "std_epsilon": "divides by std + 1e-4, Silva by std + 1e-6",
@@ -154,13 +155,13 @@ def _loss(case: Case, of: Callable[..., torch.Tensor]) -> Arrays:
 
 
 def ppo_no_clamp(case: Case) -> Arrays:
-    return _loss(case, lambda new, old, adv, _: clipped_surrogate((new - old).exp(), adv, ClipConfig())[0])
+    return _loss(case, lambda new, old, adv, _: clipped_surrogate((new - old).exp(), adv, ClipOptions())[0])
 
 
 def gspo_clamp_10(case: Case) -> Arrays:
     def of(new, old, adv, sequence):
         log = new - new.detach() + sequence_mean((new - old).detach(), sequence)
-        return clipped_surrogate(log.clamp(max=10).exp(), adv, ClipConfig())[0]
+        return clipped_surrogate(log.clamp(max=10).exp(), adv, ClipOptions())[0]
 
     return _loss(case, of)
 
@@ -174,7 +175,7 @@ def rloo_sequence_ratio(case: Case) -> Arrays:
         # each sequence counts once: its share at each of its tokens
         ratio = sequence_sum(new - old, sequence).exp()
         share = sequence_sum(torch.ones_like(new), sequence)
-        return clipped_surrogate(ratio, adv, ClipConfig())[0] / share
+        return clipped_surrogate(ratio, adv, ClipOptions())[0] / share
 
     return _loss(case, of)
 

@@ -117,7 +117,7 @@ def test_the_share_of_a_context_is_that_of_its_tokens_with_shared_ones_in_parts(
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> PolicyTrainer:
     folder = write_least_model(tmp_path_factory.mktemp("model"))
-    return PolicyTrainer(folder, PolicyConfig(lr=0.0, clip_grad=0.0, device="cpu", max_tokens=64))
+    return PolicyTrainer(folder, PolicyConfig(lr=0.0, clip_grad=0.0, device="cpu", max_tokens_per_gpu=64))
 
 
 def loss_and_gradient(trainer: PolicyTrainer, samples: list[TrainingSample]) -> tuple[float, torch.Tensor]:

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from silva.train.losses.clip import ClipConfig
+from silva.train.options import ClipOptions
 from silva.train.policy import PolicyConfig, PolicyTrainer
 from silva.train.step_result import StepResult
 from silva.types.rollout import TrainingSample
 
 Gradients = list[torch.Tensor]
-TokenLoss = Callable[[torch.Tensor, float, float, torch.Tensor, ClipConfig], tuple[torch.Tensor, bool]]
+TokenLoss = Callable[[torch.Tensor, float, float, torch.Tensor, ClipOptions], tuple[torch.Tensor, bool]]
 """Loss of one token and whether the clip range decided: of its new log-prob (a scalar with gradient) and old log-prob,
 its advantage, and the mean of (new - old) over its sequence (with gradient)."""
 
@@ -49,17 +49,17 @@ def old_policy(samples: Sequence[TrainingSample], trainer: PolicyTrainer, spread
     return [values + rng.normal(size=len(values)) * spread for values in now]
 
 
-def surrogate(ratio: torch.Tensor, advantage: float, clip: ClipConfig) -> tuple[torch.Tensor, bool]:
-    high = clip.eps if clip.eps_high is None else clip.eps_high
-    plain, clipped = -ratio * advantage, -min(max(ratio.item(), 1 - clip.eps), 1 + high) * advantage
+def surrogate(ratio: torch.Tensor, advantage: float, clip: ClipOptions) -> tuple[torch.Tensor, bool]:
+    high = clip.eps_clip if clip.eps_clip_high is None else clip.eps_clip_high
+    plain, clipped = -ratio * advantage, -min(max(ratio.item(), 1 - clip.eps_clip), 1 + high) * advantage
     loss, won = (plain, False) if plain.item() >= clipped else (torch.tensor(clipped, dtype=plain.dtype), True)
-    if clip.dual_clip is not None and advantage < 0 and loss.item() > -clip.dual_clip * advantage:
-        loss = torch.tensor(-clip.dual_clip * advantage, dtype=plain.dtype)
+    if clip.eps_clip_c is not None and advantage < 0 and loss.item() > -clip.eps_clip_c * advantage:
+        loss = torch.tensor(-clip.eps_clip_c * advantage, dtype=plain.dtype)
     return loss, won
 
 
 def ppo_clip_of_token(
-    new: torch.Tensor, old: float, advantage: float, _: torch.Tensor, clip: ClipConfig
+    new: torch.Tensor, old: float, advantage: float, _: torch.Tensor, clip: ClipOptions
 ) -> tuple[torch.Tensor, bool]:
     return surrogate((new - old).clamp(-20, 20).exp(), advantage, clip)
 
@@ -89,7 +89,7 @@ def defined_step(
     per_session: dict[str, list[torch.Tensor]] = {}
     sums = dict.fromkeys(("ppo_kl", "pg_clipfrac", "entropy", "rollout_logprob_abs_diff"), 0.0)
     for i, (sample, old_T) in enumerate(zip(samples, old, strict=True)):
-        logits_TV = model(input_ids=torch.tensor([sample.token_ids])).logits[0] / (config.temperature or 1.0)
+        logits_TV = model(input_ids=torch.tensor([sample.token_ids])).logits[0] / (config.rollout_temperature or 1.0)
         places = np.flatnonzero(sample.loss_mask).tolist()
         logs = [logits_TV[t - 1].double().log_softmax(dim=0) for t in places]
         news = [log_V[sample.token_ids[t]] for t, log_V in zip(places, logs, strict=True)]
@@ -108,7 +108,7 @@ def defined_step(
     loss = {
         "session_mean": sum(losses.mean() for losses in sessions) / len(sessions),
         "per_token": sum(losses.sum() for losses in sessions) / num_tokens,
-        "seq_mean_token_sum_norm": sum(losses.sum() / (config.max_response_len or 1) for losses in sessions)
+        "seq_mean_token_sum_norm": sum(losses.sum() / (config.rollout_max_response_len or 1) for losses in sessions)
         / len(sessions),
     }[config.reduction]
     loss.backward()

@@ -35,12 +35,10 @@ from silva.run.learner_settings import policy_config
 from silva.run.settings import credit_of
 from silva.train.advantages import TokenAdvantages
 from silva.train.algorithms import ALGORITHMS, SPECIAL_OPTIONS, Algorithm
-from silva.train.corrections import TisConfig
 from silva.train.learner import Learner, TorchThread
-from silva.train.losses.clip import ClipConfig
 from silva.train.losses.gspo import gspo
-from silva.train.losses.kl import KlLossConfig
 from silva.train.objective import ObjectiveConfig
+from silva.train.options import ClipOptions, KlOptions, TisOptions
 from silva.train.policy import PolicyTrainer
 from silva.train.signals import Signals
 from silva.types.rollout import TrainingSample
@@ -70,29 +68,29 @@ def distance(reward: float, group: list[float]) -> float:
 
 
 def gspo_of_token(
-    new: torch.Tensor, old: float, advantage: float, mean: torch.Tensor, clip: ClipConfig
+    new: torch.Tensor, old: float, advantage: float, mean: torch.Tensor, clip: ClipOptions
 ) -> tuple[torch.Tensor, bool]:
     """The value of the sequence's ratio, with the gradient of the token's own log-prob."""
     return surrogate(mean.detach().exp() * (new - new.detach()).exp(), advantage, clip)
 
 
 def cispo_of_token(
-    new: torch.Tensor, old: float, advantage: float, _: torch.Tensor, clip: ClipConfig
+    new: torch.Tensor, old: float, advantage: float, _: torch.Tensor, clip: ClipOptions
 ) -> tuple[torch.Tensor, bool]:
     ratio = math.exp(new.item() - old)
-    weight = min(max(ratio, 1 - clip.eps), 1 + (clip.eps_high or clip.eps))
+    weight = min(max(ratio, 1 - clip.eps_clip), 1 + (clip.eps_clip_high or clip.eps_clip))
     return -weight * advantage * new, weight != ratio
 
 
 def sapo_of_token(
-    new: torch.Tensor, old: float, advantage: float, _: torch.Tensor, __: ClipConfig
+    new: torch.Tensor, old: float, advantage: float, _: torch.Tensor, __: ClipOptions
 ) -> tuple[torch.Tensor, bool]:
     tau = 1.0 if advantage > 0 else 1.05
     return -4 / tau / (1 + torch.exp(-tau * ((new - old).exp() - 1))) * advantage, False
 
 
 def reinforce_of_token(
-    new: torch.Tensor, _: float, advantage: float, __: torch.Tensor, ___: ClipConfig
+    new: torch.Tensor, _: float, advantage: float, __: torch.Tensor, ___: ClipOptions
 ) -> tuple[torch.Tensor, bool]:
     return -advantage * new, False
 
@@ -116,7 +114,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("cispo", {"eps_clip_high": 0.3}),
     *((name, {}) for name in ("rloo", "reinforce_plus_plus_baseline", "maxrl", "sapo")),
 ]
-PACKINGS = ({}, {"max_tokens": 32})
+PACKINGS = ({}, {"max_tokens_per_gpu": 32})
 
 
 def rewarded(seed: int = 1) -> list[TrainingSample]:
@@ -216,11 +214,11 @@ def test_every_algorithm_but_that_with_a_critic_is_in_the_cases() -> None:
 
 ALL_TERMS = ObjectiveConfig(
     policy_loss=gspo,
-    clip=ClipConfig(dual_clip=1.5),
-    tis=TisConfig(level="geometric", mode="mask", low=0.2, high=5.0),
+    clip=ClipOptions(eps_clip_c=1.5),
+    tis=TisOptions(tis_level="geometric", tis_mode="mask", tis_clip_low=0.2, tis_clip=5.0),
     opsm_delta=0.3,
     entropy_coef=0.1,
-    kl=KlLossConfig(coef=0.2, kind="k3", unbiased=True),
+    kl=KlOptions(kl_loss_coef=0.2, kl_loss_type="k3", use_unbiased_kl=True),
     opd_coef=0.3,
 )
 

@@ -20,7 +20,8 @@ from silva.run.loop import Trainer, TrainerSettings
 from silva.store.metrics import MetricsWriter
 from silva.train.balance import plan
 from silva.train.learner import Learner, TorchThread
-from silva.train.packing import Reduction, pack_batch
+from silva.train.options import Reduction
+from silva.train.packing import pack_batch
 from silva.train.policy import PolicyConfig, PolicyTrainer
 from silva.types.rollout import SessionInput, TrainingSample
 
@@ -110,7 +111,7 @@ def run(
         save_hf=None,
     )
     folder = write_least_model(tmp_path / "model")
-    policy = PolicyTrainer(folder, PolicyConfig(lr=1e-3, device="cpu", max_tokens=MAX_TOKENS))
+    policy = PolicyTrainer(folder, PolicyConfig(lr=1e-3, device="cpu", max_tokens_per_gpu=MAX_TOKENS))
     with closing(TorchThread()) as thread:
         learner = Learner(policy, thread)
         trainer = Trainer(

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 from silva.train.advantages import AdvantageConfig
 from silva.train.checkpoint import read_state
 from silva.train.critic import CriticConfig, ValueTrainer
-from silva.train.learner import Learner, LearnerSettings, TorchThread
+from silva.train.learner import Learner, TorchThread
+from silva.train.options import StepOptions
 from silva.train.policy import PolicyConfig, PolicyTrainer
 from silva.train.schedule import Schedule
 from silva.types.errors import ConfigError, SilvaError
@@ -111,7 +112,9 @@ def by_definition(
     loss = {
         "session_mean": np.mean([np.mean(part) for part in losses.values()]),
         "per_token": np.mean([loss for part in losses.values() for loss in part]),
-        "seq_mean_token_sum_norm": np.mean([sum(part) / (config.max_response_len or 1) for part in losses.values()]),
+        "seq_mean_token_sum_norm": np.mean(
+            [sum(part) / (config.rollout_max_response_len or 1) for part in losses.values()]
+        ),
     }[config.reduction]
     return values, {
         "train/value_loss": float(loss),
@@ -125,9 +128,9 @@ def by_definition(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"reduction": "session_mean"},
-        {"reduction": "per_token", "value_clip": 0.0, "max_tokens": 24},
-        {"reduction": "seq_mean_token_sum_norm", "max_response_len": 9},
+        {"loss_reduction": "session_mean"},
+        {"loss_reduction": "per_token", "value_clip": 0.0, "max_tokens_per_gpu": 24},
+        {"loss_reduction": "seq_mean_token_sum_norm", "rollout_max_response_len": 9},
     ],
 )
 def test_a_step_equals_its_float64_definition(hf_dir: Path, settings: dict[str, Any]) -> None:
@@ -148,7 +151,7 @@ def test_loss_and_gradient_do_not_depend_on_packing_or_order(hf_dir: Path) -> No
     old, returns = targets(samples, critic)
     metrics, gradients = gradient_step(critic, samples, old, returns)
     assert all(g.abs().max() > 0 for g in gradients)
-    for seed, packing in enumerate(({"micro_batch_size": 100}, {"max_tokens": 20})):
+    for seed, packing in enumerate(({"micro_batch_size": 100}, {"max_tokens_per_gpu": 20})):
         other = make_critic(hf_dir, **packing)
         order = np.random.default_rng(seed).permutation(len(samples))
         again, theirs = gradient_step(other, *([numbers[i] for i in order] for numbers in (samples, old, returns)))
@@ -226,7 +229,7 @@ def test_the_critic_goes_first_and_its_values_stay_those_before_the_first_update
             thread,
             critic,
             schedule=Schedule(warmup=4),
-            settings=LearnerSettings(num_critic_only=1),
+            options=StepOptions(num_critic_only_steps=1),
         )
         before = weights_of(learner.policy)
         alone = asyncio.run(learner.train_rollout(samples, rollout_step=0))
@@ -248,8 +251,8 @@ def test_the_critic_learns_what_the_masks_of_the_step_leave(hf_dir: Path) -> Non
     spans = (*stale, VersionSpan(start=3, length=2, version=3))
     sample = replace(make_sample("s0", [3, 4, 5, 6, 7], [0, 1, 1, 1, 1]), version_spans=spans)
     with closing(TorchThread()) as thread:
-        settings = LearnerSettings(max_token_staleness=2)
-        learner = make_learner(hf_dir, thread, make_critic(hf_dir, head=False), settings=settings, version=3)
+        settings = StepOptions(max_token_staleness=2)
+        learner = make_learner(hf_dir, thread, make_critic(hf_dir, head=False), options=settings, version=3)
         (result,) = asyncio.run(learner.train_rollout([sample], rollout_step=3))
     # all values are 0, so the returns are credit and discounted credit, of the two fresh tokens alone
     assert result.metrics["train/stale_tokens"] == 2
@@ -324,5 +327,3 @@ def test_a_critic_that_cannot_work_is_refused(hf_dir: Path, tmp_path: Path) -> N
         ValueTrainer(write_model(tmp_path, "mamba", state_size=4), CriticConfig(device="cpu"))
     with pytest.raises(SilvaError, match="s9/None holds token id 99; the critic made from"):
         make_critic(hf_dir).compute_values([make_sample("s9", [1, 99, 3], [0, 1, 1])])
-    with pytest.raises(ConfigError, match="value_clip is nan"):
-        replace(CriticConfig(), value_clip=math.nan)

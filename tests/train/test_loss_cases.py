@@ -57,7 +57,7 @@ def make_trainer(hf_dir: Path, **settings: Any) -> PolicyTrainer:
 
 @pytest.mark.parametrize("reduction", ["session_mean", "per_token", "seq_mean_token_sum_norm"])
 def test_loss_01_a_batch_without_a_trainable_token_is_a_skipped_counted_step(hf_dir: Path, reduction: str) -> None:
-    trainer = make_trainer(hf_dir, reduction=reduction, max_response_len=8)
+    trainer = make_trainer(hf_dir, loss_reduction=reduction, rollout_max_response_len=8)
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     samples = [make_sample("s0", 1.0, 1.0), make_sample("s1", 0.0, -1.0)]
     for batch, masks in (([], None), (samples[:1], [[0] * 4]), (samples, [[0] * 4, [0] * 4])):

@@ -17,10 +17,10 @@ from train_tiny import random_samples, write_least_model
 
 from silva.credit.assign import assign_group_credit
 from silva.rollout.recorded_groups import RecordedGroups
-from silva.train.corrections import TisConfig
 from silva.train.custom_tis import CustomTis, read_weights
-from silva.train.learner import Learner, LearnerSettings, TorchThread
+from silva.train.learner import Learner, TorchThread
 from silva.train.objective import ObjectiveConfig
+from silva.train.options import StepOptions, TisOptions
 from silva.train.step_result import StepResult
 from silva.types.errors import RunStopped, SilvaError
 from silva.types.generation import VersionSpan
@@ -35,7 +35,7 @@ def hf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_fractions_count_trainable_tokens(hf_dir: Path) -> None:
-    trainer = make_trainer(hf_dir, ObjectiveConfig(tis=TisConfig(mode="mask"), opsm_delta=0.1), lr=0.0)
+    trainer = make_trainer(hf_dir, ObjectiveConfig(tis=TisOptions(tis_mode="mask"), opsm_delta=0.1), lr=0.0)
     samples = samples_near(trainer, [0.0, math.log(3), -0.5, -0.5])
     metrics = trainer.train_step(with_credit(samples, 1.0, 1.0, 1.0, -1.0)).metrics
     assert metrics["train/tis"] == pytest.approx((1 + 3 + 2 * math.exp(-0.5)) / 4, rel=1e-5)
@@ -52,10 +52,10 @@ def test_corrections_do_not_depend_on_packing_or_order(hf_dir: Path) -> None:
         )
         for one in random_samples(7, 5)
     ]
-    packings = ((1, {}), (-1, {"micro_batch_size": 3}), (-1, {"max_tokens": 40}))
+    packings = ((1, {}), (-1, {"micro_batch_size": 3}), (-1, {"max_tokens_per_gpu": 40}))
     trainers = [(order, make_trainer(hf_dir, ObjectiveConfig(), lr=0.0, **packing)) for order, packing in packings]
     for level in ("token", "sequence", "geometric"):
-        objective = ObjectiveConfig(tis=TisConfig(level=level, mode="mask", low=0.2), opsm_delta=0.5)
+        objective = ObjectiveConfig(tis=TisOptions(tis_level=level, tis_mode="mask", tis_clip_low=0.2), opsm_delta=0.5)
         found: list[dict[str, float]] = []
         for order, trainer in trainers:
             trainer.config = replace(trainer.config, objective=objective)
@@ -88,7 +88,7 @@ def test_weights_of_a_function_are_those_of_tis_where_they_are_equal(hf_dir: Pat
         assert len(old) == 3
         return [min(2.0, math.exp(a - b)) for a, b in zip(old, recorded, strict=True)]
 
-    built_in = make_trainer(hf_dir, ObjectiveConfig(tis=TisConfig()))
+    built_in = make_trainer(hf_dir, ObjectiveConfig(tis=TisOptions()))
     samples = samples_near(built_in, [0.0, 1.5, -1.0])
     (expected,) = learn(lambda thread: Learner(built_in, thread), samples)
     mine = make_trainer(hf_dir, ObjectiveConfig())
@@ -173,8 +173,8 @@ def test_stale_tokens_leave_the_denominators_and_their_session_stays_in_the_base
 
     def trained(limit: int | None, chosen: Sequence[TrainingSample] = samples) -> StepResult:
         trainer = make_trainer(hf_dir, ObjectiveConfig(), lr=0.0)
-        settings = LearnerSettings(max_token_staleness=limit)
-        return learn(lambda thread: Learner(trainer, thread, settings=settings, version=3), chosen)[0]
+        settings = StepOptions(max_token_staleness=limit)
+        return learn(lambda thread: Learner(trainer, thread, options=settings, version=3), chosen)[0]
 
     result = trained(1)
     assert (result.num_trainable, result.num_samples, result.num_sessions) == (5, 2, 3)
@@ -205,7 +205,7 @@ def test_a_function_of_the_user_sees_fresh_tokens_alone(hf_dir: Path) -> None:
     samples = [spanned(base[0], 4, 0, 4), spanned(base[1], 0, 0, 0)]
     (result,) = learn(
         lambda thread: Learner(
-            trainer, thread, settings=LearnerSettings(max_token_staleness=2), weigh_tokens=custom(weigh), version=4
+            trainer, thread, options=StepOptions(max_token_staleness=2), weigh_tokens=custom(weigh), version=4
         ),
         samples,
     )

@@ -20,9 +20,9 @@ from silva.codec import TurnCodec
 from silva.config.parse import from_values
 from silva.config.validate_training import training_warnings
 from silva.inference.torch_engine import TorchEngine
-from silva.train.corrections import TisConfig, opsm_dropped
-from silva.train.losses.kl import KlLossConfig
+from silva.train.corrections import opsm_dropped
 from silva.train.objective import ObjectiveConfig
+from silva.train.options import KlOptions, TisOptions
 from silva.train.signals import Signals
 from silva.types.generation import GenerateRequest, GenerateResult
 
@@ -35,9 +35,9 @@ def hf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "objective",
     [
-        ObjectiveConfig(tis=TisConfig(mode="mask", low=0.5)),
+        ObjectiveConfig(tis=TisOptions(tis_mode="mask", tis_clip_low=0.5)),
         ObjectiveConfig(opsm_delta=0.1),
-        ObjectiveConfig(opsm_delta=0.1, tis=TisConfig(level="sequence"), rollout_as_old=False),
+        ObjectiveConfig(opsm_delta=0.1, tis=TisOptions(tis_level="sequence"), rollout_as_old=False),
     ],
 )
 def test_loss_01_all_rejected_is_a_skipped_counted_step(hf_dir: Path, objective: ObjectiveConfig) -> None:
@@ -57,8 +57,8 @@ def test_loss_01_all_rejected_is_a_skipped_counted_step(hf_dir: Path, objective:
     # another term of the loss keeps the step, one that is only measured does not
     signals = Signals(reference=[np.full(len(one.token_ids), -1.0) for one in samples])
     for more, reason in (
-        ({"kl": KlLossConfig(coef=0.0)}, "all_rejected"),
-        ({"kl": KlLossConfig(coef=0.1)}, None),
+        ({"kl": KlOptions(kl_loss_coef=0.0)}, "all_rejected"),
+        ({"kl": KlOptions(kl_loss_coef=0.1)}, None),
         ({"entropy_coef": 0.1}, None),
     ):
         trainer.config = replace(trainer.config, objective=replace(objective, **more))
@@ -143,13 +143,13 @@ def test_loss_12_engine_and_trainer_score_alike_whatever_a_request_carries(tmp_p
     }
     assert len(asked) == 2 and sample.num_trainable > 4 and min(sample.kept_mass) < 1
     sample = replace(sample, credit=1.0)
-    trainer = make_trainer(model, ObjectiveConfig(tis=TisConfig()), temperature=0.6, lr=0.0)
+    trainer = make_trainer(model, ObjectiveConfig(tis=TisOptions()), rollout_temperature=0.6, lr=0.0)
     mine = trainer.compute_logprobs([sample])[0].tolist()
     assert mine == pytest.approx(sample.logprobs, abs=1e-4)
     metrics = trainer.train_step([sample]).metrics
     assert metrics["train/rollout_logprob_abs_diff"] < 1e-4 and metrics["train/tis"] == pytest.approx(1, abs=1e-4)
     # at another temperature they would be far apart
-    other = make_trainer(model, ObjectiveConfig(), temperature=1.0, lr=0.0)
+    other = make_trainer(model, ObjectiveConfig(), rollout_temperature=1.0, lr=0.0)
     assert other.train_step([sample]).metrics["train/rollout_logprob_abs_diff"] > 0.01
 
 

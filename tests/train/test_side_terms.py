@@ -17,11 +17,11 @@ from train_tiny import make_sample, random_samples, write_model
 from transformers import AutoModelForCausalLM
 
 from silva.train.advantages import AdvantageConfig
-from silva.train.corrections import TisConfig
 from silva.train.learner import Learner, LocalScorer, TorchThread
 from silva.train.losses.distillation import distillation
-from silva.train.losses.kl import KlLossConfig, KlType, kl_estimate
+from silva.train.losses.kl import kl_estimate
 from silva.train.objective import ObjectiveConfig, RowTokens, row_loss
+from silva.train.options import KlOptions, KlType, TisOptions
 from silva.train.packed_model import PackedModel
 from silva.train.policy import PolicyConfig, PolicyTrainer
 from silva.train.signals import PerSample, Signals
@@ -54,7 +54,7 @@ def test_kl_equals_its_definition(kind: KlType) -> None:
     expected = [reference_kl(n, r, kind) for n, r in zip(new, reference, strict=True)]
     new_N, reference_N, old_N = float64(new), float64(reference), float64(old)
     np.testing.assert_allclose(kl_estimate(new_N, reference_N, kind).numpy(), expected, rtol=1e-12)
-    config = ObjectiveConfig(kl=KlLossConfig(coef=1.0, kind=kind, unbiased=True))
+    config = ObjectiveConfig(kl=KlOptions(kl_loss_coef=1.0, kl_loss_type=kind, use_unbiased_kl=True))
     ones_N = torch.ones_like(new_N)
     tokens = row_tokens(new_N, old_N=old_N, reference_N=reference_N, weights_N=ones_N, rollout_N=old_N)
     total = sum(math.exp(min(max(n - o, -20.0), 20.0)) * kl for n, o, kl in zip(new, old, expected, strict=True))
@@ -125,7 +125,7 @@ def row_tokens(new_N: torch.Tensor, **more: Any) -> RowTokens:
 def test_gradient_of_the_kl_term_equals_finite_differences(kind: KlType, unbiased: bool) -> None:
     start_N = float64([-1.0, -0.2, -3.0, -0.5, -2.0, -1.5])
     fixed = row_tokens(start_N)
-    config = ObjectiveConfig(kl=KlLossConfig(coef=0.7, kind=kind, unbiased=unbiased))
+    config = ObjectiveConfig(kl=KlOptions(kl_loss_coef=0.7, kl_loss_type=kind, use_unbiased_kl=unbiased))
     assert torch.autograd.gradcheck(
         lambda new_N: row_loss(replace(fixed, new_N=new_N), config)[0],
         (start_N.clone().requires_grad_(),),
@@ -139,12 +139,12 @@ def test_what_is_rejected_keeps_its_side_terms(by: str) -> None:
     new_N = float64([-1.0, -2.0, -0.5, -1.5]).requires_grad_()
     entropy_N = float64([1.0, 2.0, 3.0, 4.0]).requires_grad_()
     rollout_N = float64([-1.0, -2.0, 1.5, 0.5])  # the second sequence is two further off, a token
-    config = ObjectiveConfig(kl=KlLossConfig(coef=0.3, kind="k2"), entropy_coef=0.1, opd_coef=0.2)
+    config = ObjectiveConfig(kl=KlOptions(kl_loss_coef=0.3, kl_loss_type="k2"), entropy_coef=0.1, opd_coef=0.2)
     extra: dict[str, Any] = {}
     if by == "opsm":
         config = replace(config, opsm_delta=1.0)
     elif by == "tis":
-        config = replace(config, tis=TisConfig(level="geometric", mode="mask", low=0.5))
+        config = replace(config, tis=TisOptions(tis_level="geometric", tis_mode="mask", tis_clip_low=0.5))
     else:
         extra = {"tis_weights_N": float64([1.0, 1.0, 0.0, 0.0])}
     tokens = row_tokens(
@@ -187,7 +187,7 @@ def test_what_the_teacher_did_not_score_has_no_term_and_no_gradient() -> None:
 def test_a_kl_that_is_only_measured_stays_out_of_the_loss() -> None:
     new_N = float64([-1.0, -0.2])
     fixed = row_tokens(new_N, reference_N=float64([-math.inf, -0.1]))
-    loss, sums = row_loss(fixed, ObjectiveConfig(kl=KlLossConfig(coef=0.0)))
+    loss, sums = row_loss(fixed, ObjectiveConfig(kl=KlOptions(kl_loss_coef=0.0)))
     assert torch.isfinite(loss) and not torch.isfinite(sums["kl_loss"])
 
 
@@ -218,7 +218,10 @@ def eager_logprobs(folder: Path, samples: Sequence[TrainingSample], temperature:
 
 
 ALL_TERMS = ObjectiveConfig(
-    kl=KlLossConfig(coef=0.3, kind="k3", unbiased=True), entropy_coef=0.05, opd_coef=0.2, rollout_as_old=False
+    kl=KlOptions(kl_loss_coef=0.3, kl_loss_type="k3", use_unbiased_kl=True),
+    entropy_coef=0.05,
+    opd_coef=0.2,
+    rollout_as_old=False,
 )
 
 
@@ -226,7 +229,7 @@ def definition(
     folders: dict[str, Path], samples: Sequence[TrainingSample], old: PerSample, config: PolicyConfig
 ) -> dict[str, float]:
     """Loss and metrics of a step with all side terms (session_mean), one token at a time."""
-    logs = {name: eager_logprobs(folder, samples, config.temperature) for name, folder in folders.items()}
+    logs = {name: eager_logprobs(folder, samples, config.rollout_temperature) for name, folder in folders.items()}
     terms: dict[str, dict[str, list[float]]] = {}
     kl, objective = config.objective.kl, config.objective
     assert kl is not None
@@ -239,7 +242,9 @@ def definition(
             clipped = min(max(rho, 0.8), 1.2)
             all_V = logs["policy"][i][t]
             mine["pg"].append(max(-rho * sample.credit, -clipped * sample.credit))
-            mine["kl"].append((rho if kl.unbiased else 1.0) * reference_kl(of["policy"], of["reference"], kl.kind))
+            mine["kl"].append(
+                (rho if kl.use_unbiased_kl else 1.0) * reference_kl(of["policy"], of["reference"], kl.kl_loss_type)
+            )
             mine["entropy"].append(-float((np.exp(all_V) * all_V).sum()))
             mine["opd"].append((of["policy"] - of["teacher"]) * of["policy"])
             mine["opd_kl"].append(of["policy"] - of["teacher"])
@@ -247,7 +252,7 @@ def definition(
     def session_mean(name: str) -> float:
         return float(np.mean([np.mean(mine[name]) for mine in terms.values()]))
 
-    loss = session_mean("pg") + kl.coef * session_mean("kl")
+    loss = session_mean("pg") + kl.kl_loss_coef * session_mean("kl")
     loss += -objective.entropy_coef * session_mean("entropy") + objective.opd_coef * session_mean("opd")
     opd_kl = np.mean([value for mine in terms.values() for value in mine["opd_kl"]])
     means = {"pg_loss": session_mean("pg"), "kl_loss": session_mean("kl"), "opd_loss": session_mean("opd")}
@@ -267,7 +272,7 @@ def frozen(folder: Path, config: PolicyConfig) -> PackedModel:
 
 def test_a_step_with_all_side_terms_equals_its_definition(folders: dict[str, Path]) -> None:
     samples = random_samples(1, 5)
-    trainer = make_trainer(folders["policy"], objective=ALL_TERMS, temperature=0.7, micro_batch_size=3)
+    trainer = make_trainer(folders["policy"], objective=ALL_TERMS, rollout_temperature=0.7, micro_batch_size=3)
     signals = side_signals(folders, samples, trainer.config)
     assert signals.old is not None
     metrics = trainer.train_step(samples, signals=signals).metrics
@@ -279,7 +284,7 @@ def test_side_terms_do_not_depend_on_packing_or_order(folders: dict[str, Path]) 
     samples = random_samples(2, 5)
     seen: list[tuple[dict[str, float], list[torch.Tensor]]] = []
     all_signals = side_signals(folders, samples, make_trainer(folders["policy"]).config)
-    for seed, packing in enumerate(({}, {"micro_batch_size": 3}, {"max_tokens": 30})):
+    for seed, packing in enumerate(({}, {"micro_batch_size": 3}, {"max_tokens_per_gpu": 30})):
         trainer = make_trainer(folders["policy"], objective=ALL_TERMS, **packing)
         order = np.random.default_rng(seed).permutation(len(samples)).tolist() if seed else range(len(samples))
         signals = all_signals.of(order)
@@ -318,7 +323,7 @@ def rollout(trainer: PolicyTrainer, samples: Sequence[TrainingSample], num_steps
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_kl_to_a_reference_with_the_same_weights_is_exactly_zero(folders: dict[str, Path], dtype: str) -> None:
-    objective = ObjectiveConfig(kl=KlLossConfig(coef=0.1, kind="k2"), opd_coef=0.1)
+    objective = ObjectiveConfig(kl=KlOptions(kl_loss_coef=0.1, kl_loss_type="k2"), opd_coef=0.1)
     trainer = make_trainer(folders["policy"], objective=objective, dtype=dtype, micro_batch_size=3, lr=1e-2)
     reference = frozen(folders["policy"], trainer.config)
     with closing(TorchThread()) as thread:
@@ -359,7 +364,7 @@ def test_a_sample_that_the_reference_cannot_score_is_not_trained_and_the_run_goe
     folders: dict[str, Path], how: str, bad: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     samples = [make_sample(f"s{i}", [3, 4 + i, 5, 6], [0, 1, 0, 1], credit=1.0 - i) for i in range(3)]
-    settings: dict[str, Any] = {"objective": ObjectiveConfig(kl=KlLossConfig(coef=0.1, kind="k3"))}
+    settings: dict[str, Any] = {"objective": ObjectiveConfig(kl=KlOptions(kl_loss_coef=0.1, kl_loss_type="k3"))}
     if how == "reward":
         settings = {"advantages": AdvantageConfig(kind="returns", kl_coef=0.1, whiten=True)}
     trainer = make_trainer(folders["policy"], lr=1e-2, **settings)

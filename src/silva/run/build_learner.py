@@ -45,7 +45,7 @@ async def build_learner(
     """
     from silva.run.learner_settings import build_schedule, critic_config, policy_config
     from silva.train.critic import ValueTrainer
-    from silva.train.learner import Learner, LearnerSettings
+    from silva.train.learner import Learner
     from silva.train.policy import PolicyTrainer
 
     for warning in training_warnings(config):
@@ -60,9 +60,7 @@ async def build_learner(
         policy,
         thread,
         schedule=build_schedule(config, num_rollout),
-        settings=LearnerSettings(
-            max_token_staleness=config.max_token_staleness, num_critic_only=config.num_critic_only_steps
-        ),
+        options=config,
         reference=reference,
         weigh_tokens=weigh_tokens,
         critic=critic,

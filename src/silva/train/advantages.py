@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silva.train.algorithms import AdvantageKind
+from silva.train.options import ReturnOptions
 from silva.train.packing import credits_of, trainable_masks
 from silva.train.signals import Masks, PerSample, Signals
 from silva.types.rollout import TrainingSample
@@ -21,15 +22,12 @@ WHITEN_EPSILON = 1e-8
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdvantageConfig:
+@dataclass(frozen=True, kw_only=True)
+class AdvantageConfig(ReturnOptions):
     """`kind`: of the algorithm. `kl_coef` weighs the reward-side KL, `gamma` discounts, `lambd` is that of GAE."""
 
     kind: AdvantageKind = "credit"
     whiten: bool = False
-    kl_coef: float = 0.0
-    gamma: float = 1.0
-    lambd: float = 1.0
 
     @property
     def shapes_reward(self) -> bool:

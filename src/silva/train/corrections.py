@@ -7,32 +7,10 @@ wrong under a policy far from today's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
-
 import torch
 
 from silva.train.losses.tokens import clamp_log_ratio, sequence_mean, sequence_sum
-from silva.types.errors import ConfigError
-
-TisLevel = Literal["token", "sequence", "geometric"]
-TisMode = Literal["truncate", "mask"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TisConfig:
-    """Truncated importance sampling: the band [low, high] of a weight, and what happens outside of it."""
-
-    low: float = 0.0
-    high: float = 2.0
-    level: TisLevel = "token"
-    mode: TisMode = "truncate"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.low < self.high < float("inf"):
-            raise ConfigError(f"the band of TIS is {self.low} to {self.high}; it needs 0 <= low < high")
-        if self.level not in get_args(TisLevel) or self.mode not in get_args(TisMode):
-            raise ConfigError(f"TIS has no level {self.level!r} or no mode {self.mode!r}")
+from silva.train.options import TisLevel, TisOptions
 
 
 def tis_ratio(old_N: torch.Tensor, rollout_N: torch.Tensor, sequence_N: torch.Tensor, level: TisLevel) -> torch.Tensor:
@@ -48,11 +26,11 @@ def tis_ratio(old_N: torch.Tensor, rollout_N: torch.Tensor, sequence_N: torch.Te
     return clamp_log_ratio(difference_N).exp()
 
 
-def tis_weights(ratio_N: torch.Tensor, config: TisConfig) -> torch.Tensor:
+def tis_weights(ratio_N: torch.Tensor, options: TisOptions) -> torch.Tensor:
     """What the policy loss of each token is multiplied with: the ratio in the band, its edge or 0 outside. [N]"""
-    if config.mode == "truncate":
-        return ratio_N.clamp(config.low, config.high)
-    inside_N = (ratio_N >= config.low) & (ratio_N <= config.high)
+    if options.tis_mode == "truncate":
+        return ratio_N.clamp(options.tis_clip_low, options.tis_clip)
+    inside_N = (ratio_N >= options.tis_clip_low) & (ratio_N <= options.tis_clip)
     return torch.where(inside_N, ratio_N, torch.zeros_like(ratio_N))
 
 

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from silva.train.attention import packed_states
 from silva.train.losses.value import value_loss
 from silva.train.optimizer import ModelTrainer, UpdateConfig
+from silva.train.options import CriticOptions
 from silva.train.packed_model import check_ids, compute_in_rows, load_packed, row_tensors, vocab_size_of
 from silva.train.packing import PackedBatch, PackedRow
 from silva.train.signals import Masks, PerSample
@@ -34,16 +35,9 @@ _LEAST_SPREAD = 1e-9
 """Returns that differ by less, relative to their size, are equal: what is left is rounding."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CriticConfig(UpdateConfig):
-    """How the critic is trained. `value_clip`: how far a value may move from the old one and count, 0 is no limit."""
-
-    value_clip: float = 0.2
-
-    def __post_init__(self) -> None:
-        UpdateConfig.__post_init__(self)
-        if not (math.isfinite(self.value_clip) and self.value_clip >= 0):
-            raise ConfigError(f"value_clip is {self.value_clip}; it must be a finite number >= 0")
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig(UpdateConfig, CriticOptions):
+    """How the critic is trained: as the policy, but for its learning rate and its own clip range."""
 
 
 class ValueModel(torch.nn.Module):

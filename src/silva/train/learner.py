@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ from silva.train.advantages import token_advantages
 from silva.train.checkpoint import CheckpointState, read_state
 from silva.train.critic import ValueTrainer
 from silva.train.custom_tis import CustomTis
+from silva.train.options import StepOptions
 from silva.train.packing import split_sessions
 from silva.train.policy import PolicyTrainer
 from silva.train.schedule import Schedule
@@ -98,18 +99,6 @@ class LocalScorer:
         ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LearnerSettings:
-    """What the learner does besides the policy's own settings.
-
-    `max_token_staleness`: tokens of weights older than so many train steps are masked, None masks none.
-    `num_critic_only`: rollout steps at the start in which the critic learns alone.
-    """
-
-    max_token_staleness: int | None = None
-    num_critic_only: int = 0
-
-
 class Learner:
     """The TrainBackend of this process. Owns the policy and what its objective asks for: `reference`, `teacher`,
     `critic`, `weigh_tokens`.
@@ -123,7 +112,7 @@ class Learner:
         thread: TorchThread,
         *,
         schedule: Schedule | None = None,
-        settings: LearnerSettings | None = None,
+        options: StepOptions | None = None,
         reference: Scorer | None = None,
         teacher: Scorer | None = None,
         critic: ValueTrainer | None = None,
@@ -134,7 +123,7 @@ class Learner:
         self.policy = policy
         self._thread = thread
         self._schedule = schedule or Schedule()
-        self._settings = settings or LearnerSettings()
+        self._options = options or StepOptions()
         self._reference, self._teacher, self._critic = reference, teacher, critic
         self._weigh_tokens = weigh_tokens
         self._fingerprints = dict(fingerprints or {})
@@ -165,7 +154,7 @@ class Learner:
                 signals.of(part),
                 [masks[i] for i in part],
                 scale=self._schedule.scale(rollout_step, step, num_steps),
-                critic_only=rollout_step < self._settings.num_critic_only,
+                critic_only=rollout_step < self._options.num_critic_only_steps,
             )
             results.append(replace(result, metrics=result.metrics | counts))
         self.version += 1
@@ -177,7 +166,7 @@ class Learner:
         """Signals, the masks that the steps go by, and what was counted on the way."""
         counts: dict[str, float] = {}
         masks: Masks = [sample.loss_mask for sample in samples]
-        limit = self._settings.max_token_staleness
+        limit = self._options.max_token_staleness
         if limit is not None:
             masks = fresh_masks(samples, version=self.version, max_staleness=limit)
             stale = sum(sample.num_trainable - sum(mask) for sample, mask in zip(samples, masks, strict=True))

@@ -7,18 +7,17 @@ policy loss of each token -> times TIS weights, 0 where OPSM or TIS leave it out
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import torch
 
-from silva.train.corrections import TisConfig, opsm_dropped, tis_ratio, tis_weights
-from silva.train.losses.clip import ClipConfig, PolicyLoss
+from silva.train.corrections import opsm_dropped, tis_ratio, tis_weights
+from silva.train.losses.clip import PolicyLoss
 from silva.train.losses.distillation import distillation
-from silva.train.losses.kl import KlLossConfig, kl_estimate
+from silva.train.losses.kl import kl_estimate
 from silva.train.losses.ppo_clip import ppo_clip
 from silva.train.losses.tokens import clamp_log_ratio
-from silva.types.errors import ConfigError
+from silva.train.options import ClipOptions, KlOptions, TermOptions, TisOptions
 
 WEIGHTED = ("loss", "pg_loss", "kl_loss", "opd_loss")
 """Sums of token losses times their weights; all other sums are over tokens and become means."""
@@ -35,31 +34,24 @@ def batch_values(totals: dict[str, float], num_trainable: int) -> dict[str, floa
     }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ObjectiveConfig:
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig(TermOptions):
     """What is minimised. A term with coefficient 0, or None, is not computed.
 
     `rollout_as_old`: the recorded log-probs stand for the old policy. `opsm_delta` None: no sequence is masked.
     """
 
     policy_loss: PolicyLoss = ppo_clip
-    clip: ClipConfig = field(default_factory=ClipConfig)
+    clip: ClipOptions = field(default_factory=ClipOptions)
     rollout_as_old: bool = False
-    tis: TisConfig | None = None
+    tis: TisOptions | None = None
     opsm_delta: float | None = None
-    entropy_coef: float = 0.0
-    kl: KlLossConfig | None = None
-    opd_coef: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("entropy_coef", "opd_coef"):
-            if not math.isfinite(getattr(self, name)):
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be a finite number")
+    kl: KlOptions | None = None
 
     @property
     def has_side_terms(self) -> bool:
         """There is a loss besides the policy loss."""
-        return bool(self.entropy_coef or self.opd_coef or (self.kl is not None and self.kl.coef))
+        return bool(self.entropy_coef or self.opd_coef or (self.kl is not None and self.kl.kl_loss_coef))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,10 +92,10 @@ def row_loss(tokens: RowTokens, config: ObjectiveConfig) -> tuple[torch.Tensor, 
     parts = {"pg_loss": policy_N}
     if config.kl is not None:
         assert tokens.reference_N is not None
-        ratio_N = clamp_log_ratio(new_N - old_N).exp() if config.kl.unbiased else None
-        parts["kl_loss"] = kl_estimate(new_N, tokens.reference_N, config.kl.kind, ratio_N)
-        if config.kl.coef:
-            total_N = total_N + config.kl.coef * parts["kl_loss"]
+        ratio_N = clamp_log_ratio(new_N - old_N).exp() if config.kl.use_unbiased_kl else None
+        parts["kl_loss"] = kl_estimate(new_N, tokens.reference_N, config.kl.kl_loss_type, ratio_N)
+        if config.kl.kl_loss_coef:
+            total_N = total_N + config.kl.kl_loss_coef * parts["kl_loss"]
     if config.entropy_coef:
         total_N = total_N - config.entropy_coef * tokens.entropy_N
     if config.opd_coef:
@@ -135,7 +127,7 @@ def _corrected(
     weights_N = torch.ones_like(old_N)
     sums: dict[str, torch.Tensor] = {}
     if config.tis is not None:
-        ratio_N = tis_ratio(old_N, tokens.rollout_N, tokens.sequence_N, config.tis.level)
+        ratio_N = tis_ratio(old_N, tokens.rollout_N, tokens.sequence_N, config.tis.tis_level)
         weights_N = tis_weights(ratio_N, config.tis)
         sums |= {"tis": ratio_N, "tis_clipfrac": weights_N != ratio_N}
     elif tokens.tis_weights_N is not None:

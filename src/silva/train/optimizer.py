@@ -12,8 +12,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from silva.train.options import Reduction, UpdateOptions
 from silva.train.packed_model import ComputeConfig
-from silva.train.packing import PackedBatch, Reduction, check_reduction, pack_batch
+from silva.train.packing import PackedBatch, pack_batch
 from silva.train.signals import Masks, PerSample
 from silva.train.step_result import SkipReason
 from silva.types.errors import ConfigError, SilvaError
@@ -22,25 +23,14 @@ from silva.types.rollout import TrainingSample
 OPTIMIZER_FILE = "optimizer.pt"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UpdateConfig(ComputeConfig):
-    """How a model computes and is updated.
+@dataclass(frozen=True, kw_only=True)
+class UpdateConfig(ComputeConfig, UpdateOptions):
+    """How a model computes and is updated. Weight decay goes to matrices only; a `clip_grad` of 0 is no limit."""
 
-    lr: step size where a step is not told another. weight_decay: per step, on matrices only. clip_grad: largest 2-norm
-    of the gradient, 0 for no limit. max_response_len: tokens, only for the reduction seq_mean_token_sum_norm.
-    """
-
-    lr: float = 1e-6
-    weight_decay: float = 0.0
-    clip_grad: float = 1.0
-    reduction: Reduction = "session_mean"
-    max_response_len: int | None = None
-
-    def __post_init__(self) -> None:
-        ComputeConfig.__post_init__(self)
-        check_reduction(self.reduction, self.max_response_len)
-        if not (math.isfinite(self.clip_grad) and self.clip_grad >= 0):
-            raise ConfigError(f"clip_grad is {self.clip_grad}; it must be a finite number >= 0")
+    @property
+    def reduction(self) -> Reduction:
+        """How token losses are averaged."""
+        return "per_token" if self.calculate_per_token_loss else self.loss_reduction or "session_mean"
 
 
 ConfigT = TypeVar("ConfigT", bound=UpdateConfig)
@@ -77,9 +67,9 @@ class ModelTrainer(Generic[ConfigT]):
         return pack_batch(
             samples,
             micro_batch_size=self.config.micro_batch_size,
-            max_tokens=self.config.max_tokens,
+            max_tokens=self.config.max_tokens_per_gpu,
             reduction=self.config.reduction,
-            max_response_len=self.config.max_response_len,
+            max_response_len=self.config.rollout_max_response_len,
             loss_masks=loss_masks,
             advantages=advantages,
         )

@@ -12,12 +12,36 @@ KlType = Literal["k1", "k2", "k3", "low_var_kl"]
 TisLevel = Literal["token", "sequence", "geometric"]
 TisMode = Literal["truncate", "mask"]
 Reduction = Literal["session_mean", "per_token", "seq_mean_token_sum_norm"]
+"""How token losses become one number.
+
+session_mean: mean over a session's trainable tokens (all its samples together), then over sessions. per_token: mean
+over all trainable tokens. seq_mean_token_sum_norm: sum over a session's trainable tokens divided by the maximum
+response length, then mean over sessions (Dr. GRPO).
+"""
 ScheduleKind = Literal["constant", "cosine"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class AlgorithmOptions:
+    """Which algorithm, and what it is told besides numbers."""
+
+    advantage_estimator: str = opt(
+        "algorithm",
+        "grpo",
+        "How rewards become credit and advantages, and which policy loss goes with them (docs/algorithms.md).",
+        choices=tuple(ALGORITHMS),
+    )
+    disable_grpo_std_normalization: bool = opt(
+        "algorithm", False, "Centre rewards in their group without dividing by their spread."
+    )
+    normalize_advantages: bool = opt(
+        "algorithm", False, "Whiten the advantages over all trainable tokens of the global batch."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClipOptions:
-    """The clip range of the policy ratio."""
+    """The clip range of the policy ratio: [1 - eps_clip, 1 + eps_clip_high]."""
 
     eps_clip: float = opt("algorithm", 0.2, "Lower clip distance of the policy ratio.", low=0, low_open=True, high=1)
     eps_clip_high: float | None = opt(
@@ -29,8 +53,21 @@ class ClipOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReturnOptions:
+    """From credit to the advantages of tokens."""
+
+    gamma: float = opt(
+        "algorithm", 1.0, "Discount from trainable token to trainable token in returns and GAE.", low=0, high=1
+    )
+    lambd: float = opt("algorithm", 1.0, "Lambda of GAE: 1 trusts the outcome, 0 the critic.", low=0, high=1)
+    kl_coef: float = opt(
+        "algorithm", 0.0, "Weight of the KL to the reference model in the reward of each token.", low=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class KlOptions:
-    """The KL to the reference model in the loss."""
+    """The KL to the reference model as a term of the loss."""
 
     use_kl_loss: bool = opt(
         "algorithm",
@@ -40,14 +77,11 @@ class KlOptions:
     kl_loss_coef: float = opt("algorithm", 0.0, "Weight of that term.", low=0)
     kl_loss_type: KlType = opt("algorithm", "k1", "Its estimator of each token.")
     use_unbiased_kl: bool = opt("algorithm", False, "Multiply that estimate by the policy ratio, with its gradient.")
-    ref_load: str | None = opt(
-        "model", None, "Hugging Face folder of the reference model (default: the start model).", metavar="FOLDER"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TisOptions:
-    """Weights for tokens that the engine and the trainer find unequally likely."""
+    """Truncated importance sampling: weights for tokens that trainer and engine find unequally likely."""
 
     use_tis: bool = opt(
         "algorithm", False, "Weigh tokens by how likely the trainer finds them over how likely the engine found them."
@@ -69,35 +103,9 @@ class TisOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdvantageOptions:
-    """From credit to advantages."""
+class OpsmOptions:
+    """Which sequences leave the policy loss, and what counts as the old policy."""
 
-    advantage_estimator: str = opt(
-        "algorithm",
-        "grpo",
-        "How rewards become credit and advantages, and which policy loss goes with them (docs/algorithms.md).",
-        choices=tuple(ALGORITHMS),
-    )
-    disable_grpo_std_normalization: bool = opt(
-        "algorithm", False, "Centre rewards in their group without dividing by their spread."
-    )
-    normalize_advantages: bool = opt(
-        "algorithm", False, "Whiten the advantages over all trainable tokens of the global batch."
-    )
-    gamma: float = opt(
-        "algorithm", 1.0, "Discount from trainable token to trainable token in returns and GAE.", low=0, high=1
-    )
-    lambd: float = opt("algorithm", 1.0, "Lambda of GAE: 1 trusts the outcome, 0 the critic.", low=0, high=1)
-    kl_coef: float = opt(
-        "algorithm", 0.0, "Weight of the KL to the reference model in the reward of each token.", low=0
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossOptions:
-    """What is minimised."""
-
-    entropy_coef: float = opt("algorithm", 0.0, "Weight of the entropy of each token, which is then kept high.", low=0)
     use_opsm: bool = opt(
         "algorithm",
         False,
@@ -109,22 +117,58 @@ class LossOptions:
     use_rollout_logprobs: bool = opt(
         "algorithm", False, "Take the engine's recorded log-probs as those of the old policy."
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermOptions:
+    """Terms of the loss beside the policy loss."""
+
+    entropy_coef: float = opt("algorithm", 0.0, "Weight of the entropy of each token, which is then kept high.", low=0)
     opd_coef: float = opt("algorithm", 0.0, "Weight of on-policy distillation from --opd-teacher.", low=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideModelOptions:
+    """The models beside the policy."""
+
     opd_teacher: str | None = opt(
         "algorithm",
         None,
         "Teacher with the same tokenizer: a Hugging Face folder, or the address of an SGLang server.",
         metavar="FOLDER|URL",
     )
+    ref_load: str | None = opt(
+        "model", None, "Hugging Face folder of the reference model (default: the start model).", metavar="FOLDER"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticOptions:
+    """How the critic is trained, where that differs from the policy."""
+
+    critic_lr: float | None = opt("algorithm", None, "Learning rate of the critic (default: --lr).", low=0)
+    value_clip: float = opt(
+        "algorithm", 0.2, "How far a value may move from that before the update and count; 0 is without limit.", low=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateOptions:
-    """How a model is updated."""
+    """One optimizer step."""
 
     lr: float = opt("training", 1e-6, "Learning rate of AdamW.", low=0)
     weight_decay: float = opt("training", 0.0, "Weight decay of AdamW.", low=0)
     clip_grad: float = opt("training", 1.0, "Largest norm of the gradient.", low=0, low_open=True)
+    calculate_per_token_loss: bool = opt(
+        "algorithm", False, "Weigh every trainable token alike; same as --loss-reduction per_token."
+    )
+    loss_reduction: Reduction | None = opt("algorithm", None, "How token losses are averaged (default: session_mean).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptions:
+    """How samples are packed into rows, each one forward and backward pass."""
+
     micro_batch_size: int = opt(
         "training", 1, "Samples of one packed row, which is one forward and backward pass.", low=1
     )
@@ -136,25 +180,11 @@ class UpdateOptions:
     max_tokens_per_gpu: int | None = opt(
         "training", None, "Most tokens of one packed row with --use-dynamic-batch-size; no sample may have more.", low=1
     )
-    calculate_per_token_loss: bool = opt(
-        "algorithm", False, "Weigh every trainable token alike; same as --loss-reduction per_token."
-    )
-    loss_reduction: Reduction | None = opt("algorithm", None, "How token losses are averaged (default: session_mean).")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CriticOptions:
-    """How the critic is trained."""
-
-    critic_lr: float | None = opt("algorithm", None, "Learning rate of the critic (default: --lr).", low=0)
-    value_clip: float = opt(
-        "algorithm", 0.2, "How far a value may move from that before the update and count; 0 is without limit.", low=0
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """What a step of training takes."""
+    """What a rollout step trains, and how fast."""
 
     global_batch_size: int | None = opt(
         "rollout",
@@ -186,6 +216,17 @@ class StepOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(
-    AdvantageOptions, ClipOptions, KlOptions, TisOptions, LossOptions, CriticOptions, UpdateOptions, StepOptions
+    AlgorithmOptions,
+    ClipOptions,
+    ReturnOptions,
+    KlOptions,
+    TermOptions,
+    TisOptions,
+    OpsmOptions,
+    SideModelOptions,
+    CriticOptions,
+    UpdateOptions,
+    RowOptions,
+    StepOptions,
 ):
     """All options of algorithm and training."""

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,38 +14,26 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from silva.model.options import Dtype, ModelOptions
 from silva.train.attention import PACKED_ATTENTION, check_packed_attention, packed_forward, register_packed_attention
 from silva.train.losses.tokens import token_logprobs
-from silva.train.packing import PackedRow, check_row_size, pack_batch
+from silva.train.options import RowOptions
+from silva.train.packing import PackedRow, pack_batch
 from silva.types.errors import ConfigError, SilvaError
 from silva.types.rollout import TrainingSample
+from silva.types.sampling_options import SamplingOptions
 
-Dtype = Literal["float32", "bfloat16"]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ComputeConfig:
-    """How a model computes.
-
-    dtype: what forward and backward compute in; the weights are always float32. None is bfloat16 on CUDA and float32
-    elsewhere. temperature: that of the rollout. micro_batch_size: samples per forward pass. max_tokens: instead, as
-    many samples as fit into this many tokens; none of the samples may have more. num_threads: torch threads of the
-    calling thread, None leaves them. device: torch name, None is CUDA where there is one.
+@dataclass(frozen=True, kw_only=True)
+class ComputeConfig(ModelOptions, SamplingOptions, RowOptions):
+    """How a model computes: in which number type (the weights are always float32), in which rows, at the temperature
+    of the rollout.
     """
 
-    dtype: Dtype | None = None
-    temperature: float = 1.0
-    micro_batch_size: int = 1
-    max_tokens: int | None = None
     num_threads: int | None = None
+    """Torch threads of the calling thread; None leaves them."""
     device: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.dtype is not None and self.dtype not in get_args(Dtype):
-            raise ConfigError(f"dtype is {self.dtype!r}; choose one of {', '.join(get_args(Dtype))}")
-        if not 0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature is {self.temperature}; it must be a finite number >= 0")
-        check_row_size(self.micro_batch_size, self.max_tokens)
+    """Torch name; None is CUDA where there is one."""
 
     @property
     def torch_device(self) -> torch.device:
@@ -100,7 +88,7 @@ class PackedModel:
 
         def logprobs(row: PackedRow) -> torch.Tensor:
             logits_NV, targets_N = self.forward(row)
-            return token_logprobs(logits_NV, targets_N, self.config.temperature)
+            return token_logprobs(logits_NV, targets_N, self.config.rollout_temperature)
 
         self.check_ids(samples)
         return compute_in_rows(samples, self.config, logprobs)
@@ -123,7 +111,7 @@ def compute_in_rows(
 ) -> list[NDArray[np.float32]]:
     """A number [N] of each row's trainable tokens, without gradient, as one array a sample, 0.0 at its other tokens."""
     config.enter_thread()
-    packed = pack_batch(samples, micro_batch_size=config.micro_batch_size, max_tokens=config.max_tokens)
+    packed = pack_batch(samples, micro_batch_size=config.micro_batch_size, max_tokens=config.max_tokens_per_gpu)
     out = [np.zeros(len(sample.token_ids), dtype=np.float32) for sample in samples]
     with torch.no_grad():
         for row in packed.rows:

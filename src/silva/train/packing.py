@@ -9,23 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from silva.train.balance import plan
+from silva.train.options import Reduction
 from silva.train.signals import Masks, PerSample
 from silva.types.errors import ConfigError, SilvaError
 from silva.types.rollout import TrainingSample
-
-Reduction = Literal["session_mean", "per_token", "seq_mean_token_sum_norm"]
-"""How token losses become one number.
-
-session_mean: mean over a session's trainable tokens (all its samples together), then over sessions. per_token: mean
-over all trainable tokens. seq_mean_token_sum_norm: sum over a session's trainable tokens divided by the maximum
-response length, then mean over sessions (Dr. GRPO).
-"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

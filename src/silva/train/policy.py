@@ -30,13 +30,12 @@ from silva.types.rollout import TrainingSample
 log = logging.getLogger("silva.train")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class PolicyConfig(UpdateConfig):
-    """How the policy is trained. objective, advantages: what is minimised. seed: of torch."""
+    """How the policy is trained. `objective` and `advantages` say what is minimised."""
 
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     advantages: AdvantageConfig = field(default_factory=AdvantageConfig)
-    seed: int = 1234
 
 
 class PolicyTrainer(ModelTrainer[PolicyConfig]):
@@ -100,7 +99,7 @@ class PolicyTrainer(ModelTrainer[PolicyConfig]):
 
         Goes before everything that counts sessions or tokens.
         """
-        budget = self.config.max_tokens
+        budget = self.config.max_tokens_per_gpu
         if budget is None:
             return list(samples), 0
         fit, too_long = leave_out_too_long(samples, budget)
@@ -187,7 +186,7 @@ class PolicyTrainer(ModelTrainer[PolicyConfig]):
     def _row_tokens(self, row: PackedRow, signals: Signals) -> RowTokens:
         """The forward pass of a row, and what is known of its tokens."""
         logits_NV, targets_N = self._packed.forward(row)
-        temperature = self.config.temperature
+        temperature = self.config.rollout_temperature
         new_N = token_logprobs(logits_NV, targets_N, temperature)
         with torch.set_grad_enabled(bool(self.config.objective.entropy_coef)):
             entropy_N = token_entropy(logits_NV, temperature)

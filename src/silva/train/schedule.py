@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
+from silva.train.options import ScheduleKind
 from silva.types.errors import ConfigError
-
-ScheduleKind = Literal["constant", "cosine"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

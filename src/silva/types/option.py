@@ -13,11 +13,15 @@ is `--agent-timeout`, listed under "agent" in the help.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 T = TypeVar("T")
+D = TypeVar("D", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,3 +78,12 @@ def opt(
     if isinstance(default, list | dict):
         return field(default_factory=make, metadata={"option": info})
     return field(default=default, metadata={"option": info})
+
+
+def part_of(options: object, cls: type[D], **facts: Any) -> D:
+    """A `cls` made of the fields that `options` has by the same names, and of `facts`, which win.
+
+    Example: `part_of(config, ClipOptions)` has the three clip options of a RunConfig.
+    """
+    shared = {item.name: getattr(options, item.name) for item in fields(cls) if hasattr(options, item.name)}
+    return cls(**{**shared, **facts})

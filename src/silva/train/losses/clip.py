@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from silva.types.errors import ConfigError
+from silva.train.options import ClipOptions
 
 PolicyLoss = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, "ClipConfig"], tuple[torch.Tensor, torch.Tensor]
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, ClipOptions], tuple[torch.Tensor, torch.Tensor]
 ]
 """`loss(new_N, old_N, advantages_N, sequence_N, clip) -> (loss_N, clipped_N)`.
 
@@ -20,39 +19,23 @@ bools say where the clip range decided.
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClipConfig:
-    """The clip range of the policy ratio: [1 - eps, 1 + eps_high].
-
-    `eps_high` None is `eps`; `dual_clip` c > 1 bounds the loss of a token with negative advantage by -c * advantage
-    (Ye et al. 2020, "Mastering Complex Control in MOBA Games"), None switches that off.
-    """
-
-    eps: float = 0.2
-    eps_high: float | None = None
-    dual_clip: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.eps < 1:
-            raise ConfigError(f"eps_clip is {self.eps}; it must lie between 0 and 1")
-        if self.eps_high is not None and not 0 < self.eps_high < float("inf"):
-            raise ConfigError(f"eps_clip_high is {self.eps_high}; it must be a finite number above 0")
-        if self.dual_clip is not None and not 1 < self.dual_clip < float("inf"):
-            raise ConfigError(f"eps_clip_c is {self.dual_clip}; it must be a finite number above 1")
-
-    def clamp(self, ratio_N: torch.Tensor) -> torch.Tensor:
-        """The ratio, moved into the range."""
-        return ratio_N.clamp(1 - self.eps, 1 + (self.eps if self.eps_high is None else self.eps_high))
+def clamp_ratio(ratio_N: torch.Tensor, clip: ClipOptions) -> torch.Tensor:
+    """The ratio, moved into [1 - eps_clip, 1 + eps_clip_high]."""
+    high = clip.eps_clip if clip.eps_clip_high is None else clip.eps_clip_high
+    return ratio_N.clamp(1 - clip.eps_clip, 1 + high)
 
 
 def clipped_surrogate(
-    ratio_N: torch.Tensor, advantages_N: torch.Tensor, clip: ClipConfig
+    ratio_N: torch.Tensor, advantages_N: torch.Tensor, clip: ClipOptions
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """max(-ratio A, -clip(ratio) A), and with dual clip min(-c A, that) where A < 0; and where the clipped term won."""
+    """max(-ratio A, -clip(ratio) A), and with a dual clip c (--eps-clip-c) min(-c A, that) where A < 0.
+
+    Second, where the clipped term won. The dual clip is from Ye et al. 2020, "Mastering Complex Control in MOBA Games".
+    """
     plain_N = -ratio_N * advantages_N
-    clipped_N = -clip.clamp(ratio_N) * advantages_N
+    clipped_N = -clamp_ratio(ratio_N, clip) * advantages_N
     loss_N = torch.maximum(plain_N, clipped_N)
-    if clip.dual_clip is not None:
-        bounded_N = torch.minimum(-clip.dual_clip * advantages_N, loss_N)
+    if clip.eps_clip_c is not None:
+        bounded_N = torch.minimum(-clip.eps_clip_c * advantages_N, loss_N)
         loss_N = torch.where(advantages_N < 0, bounded_N, loss_N)
     return loss_N, clipped_N > plain_N

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from silva.train.losses.clip import ClipConfig, clipped_surrogate
+from silva.train.losses.clip import clipped_surrogate
 from silva.train.losses.tokens import clamp_log_ratio, sequence_mean
+from silva.train.options import ClipOptions
 
 
 def gspo(
@@ -13,7 +14,7 @@ def gspo(
     old_N: torch.Tensor,
     advantages_N: torch.Tensor,
     sequence_N: torch.Tensor,
-    clip: ClipConfig,
+    clip: ClipOptions,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`clipped_surrogate` of s = exp(mean over the sequence of (new - old)), the same for all its tokens.
 

@@ -5,29 +5,12 @@ Schulman 2020, "Approximating KL Divergence"; the unbiased form: DeepSeek-AI 202
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
-
 import torch
 
 from silva.train.losses.tokens import clamp_log_ratio
-from silva.types.errors import ConfigError
+from silva.train.options import KlType
 
-KlType = Literal["k1", "k2", "k3", "low_var_kl"]
 MAX_K3 = 10.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KlLossConfig:
-    """The KL term of the loss: `coef` times the estimate of each token, with `unbiased` times the policy ratio."""
-
-    coef: float
-    kind: KlType = "k1"
-    unbiased: bool = False
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(KlType):
-            raise ConfigError(f"kl_loss_type is {self.kind!r}; choose one of {', '.join(get_args(KlType))}")
 
 
 def kl_estimate(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from silva.train.losses.clip import ClipConfig, clipped_surrogate
+from silva.train.losses.clip import clipped_surrogate
 from silva.train.losses.tokens import clamp_log_ratio
+from silva.train.options import ClipOptions
 
 
 def ppo_clip(
@@ -13,7 +14,7 @@ def ppo_clip(
     old_N: torch.Tensor,
     advantages_N: torch.Tensor,
     sequence_N: torch.Tensor,
-    clip: ClipConfig,
+    clip: ClipOptions,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`clipped_surrogate` of each token's own ratio exp(new - old)."""
     return clipped_surrogate(clamp_log_ratio(new_N - old_N).exp(), advantages_N, clip)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from silva.train.losses.clip import ClipConfig
+from silva.train.losses.clip import ClipOptions
 
 
 def reinforce(
@@ -12,7 +12,7 @@ def reinforce(
     old_N: torch.Tensor,
     advantages_N: torch.Tensor,
     sequence_N: torch.Tensor,
-    clip: ClipConfig,
+    clip: ClipOptions,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """-A * new. Nothing is ever clipped."""
     return -advantages_N * new_N, torch.zeros_like(new_N, dtype=torch.bool)

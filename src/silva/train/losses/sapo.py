@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from silva.train.losses.clip import ClipConfig
+from silva.train.losses.clip import ClipOptions
 from silva.train.losses.tokens import clamp_log_ratio
 
 TAU_POSITIVE, TAU_NEGATIVE = 1.0, 1.05
@@ -16,7 +16,7 @@ def sapo(
     old_N: torch.Tensor,
     advantages_N: torch.Tensor,
     sequence_N: torch.Tensor,
-    clip: ClipConfig,
+    clip: ClipOptions,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """-(4 / tau) * sigmoid(tau * (exp(new - old) - 1)) * A. Nothing is ever clipped."""
     ratio_N = clamp_log_ratio(new_N - old_N).exp()
