@@ -182,6 +182,24 @@ async def test_check_says_what_is_wrong_with_a_path(folder: Path):
                 await pool.check(path, "--custom-rm-path", ("args", "sample"))
 
 
+async def test_an_optional_parameter_goes_to_a_function_that_needs_or_names_it(folder: Path):
+    (folder / "optional.py").write_text(
+        "def names(rows, group=None): return group\ndef needs(rows, view): return view\n"
+        "def plain(rows): pass\ndef other(rows, scale=1.0): pass\ndef rest(*rows, **group): pass\n"
+        "async def later(rows, group): return group\ndef three(rows, group, more): pass\n"
+    )
+    async with pool_in(folder) as pool:
+
+        async def accepts(name: str) -> tuple[str, ...]:
+            return (await pool.check(f"optional.{name}", "--x", ("rows",), optional=("group",))).accepts
+
+        assert [await accepts(name) for name in ("names", "needs", "later")] == [("group",)] * 3
+        assert [await accepts(name) for name in ("plain", "other", "rest")] == [()] * 3
+        assert await (await pool.check("optional.names", "--x", ("rows",), ("group",)))(1, {"n": 2}) == {"n": 2}
+        with pytest.raises(ConfigError, match=r"called with \(rows\), but takes \(rows, group, more\): missing"):
+            await accepts("three")
+
+
 async def test_workers_are_reused_bounded_and_start_clean(folder: Path):
     async with pool_in(folder, max_concurrency=2) as pool:
         pid = await pool.check("rewards.pid", "--x", ("args", "sample"))

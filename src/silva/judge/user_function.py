@@ -126,12 +126,16 @@ class _Worker:
 
 
 class UserFunction:
-    """A function of the user that passed its check. Calls may run at once; see UserFunctionPool for its bounds."""
+    """A function of the user that passed its check. Calls may run at once; see UserFunctionPool for its bounds.
 
-    def __init__(self, pool: UserFunctionPool, path: str, *, is_async: bool):
+    `accepts` are the names of its optional parameters that it takes; a call gives their values after the required ones.
+    """
+
+    def __init__(self, pool: UserFunctionPool, path: str, *, is_async: bool, accepts: tuple[str, ...] = ()):
         self._pool = pool
         self.path = path
         self.is_async = is_async
+        self.accepts = accepts
 
     async def __call__(self, *args: object) -> Any:
         """The value, made of numbers, texts, lists and dicts. Cancelling ends the call. Raises UserCodeError."""
@@ -185,13 +189,16 @@ class UserFunctionPool:
         """Worker processes that live."""
         return [worker.process.pid for worker in self._watches.values() if worker.usable]
 
-    async def check(self, path: str, flag: str, params: Sequence[str]) -> UserFunction:
-        """Import the function in a worker. Raises ConfigError that names `flag` where it cannot take `params`."""
+    async def check(self, path: str, flag: str, params: Sequence[str], optional: Sequence[str] = ()) -> UserFunction:
+        """Import the function in a worker. Raises ConfigError that names `flag` where it cannot take `params`.
+
+        `optional` are further parameters, given only to a function that needs them or names them so.
+        """
         try:
-            kind = await self._alone(("check", path, tuple(params)))
+            is_async, accepts = await self._alone(("check", path, (tuple(params), tuple(optional))))
         except UserCodeError as error:
             raise ConfigError(f"{flag} {path}: {str(error).removeprefix(f'{path} ')}") from error
-        return UserFunction(self, path, is_async=kind == "async")
+        return UserFunction(self, path, is_async=is_async, accepts=tuple(accepts))
 
     async def run(self, function: UserFunction, args: tuple[object, ...]) -> Any:
         """One call; see UserFunction."""

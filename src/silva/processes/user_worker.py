@@ -129,17 +129,38 @@ class Functions:
         return f"there is no module {missing!r} (looked in {self._folder} first, where silva was started){hint}"
 
 
-def check(functions: Functions, path: str, params: Sequence[str]) -> str:
-    """`async` or `sync` for a function that takes these parameters; raises Unusable."""
+def check(
+    functions: Functions, path: str, params: Sequence[str], optional: Sequence[str] = ()
+) -> tuple[bool, Sequence[str]]:
+    """Whether the function is async, and which of the optional parameters it takes: all or none. Raises Unusable.
+
+    A function takes them when it cannot be called without them, or when it has parameters of these names there.
+    Example: of `optional=("group",)`, `f(rows, group)`, `f(rows, group=None)` and `f(rows, view)` take it, `f(rows)`,
+    `f(rows, scale=1.0)` and `f(rows, **more)` do not.
+    """
     function = functions.load(path)
     try:
-        inspect.signature(function).bind(*params)
-    except TypeError as error:
-        signature = str(inspect.signature(function))
-        raise Unusable(f"it is called with ({', '.join(params)}), but takes {signature}: {error}") from error
+        signature = inspect.signature(function)
     except ValueError:
-        pass  # a builtin that does not tell its signature
-    return "async" if is_async(function) else "sync"
+        return is_async(function), ()  # a builtin that does not tell its signature
+    accepts = optional if _takes(signature, params, optional) else ()
+    try:
+        signature.bind(*params, *accepts)
+    except TypeError as error:
+        raise Unusable(f"it is called with ({', '.join(params)}), but takes {signature}: {error}") from error
+    return is_async(function), accepts
+
+
+def _takes(signature: inspect.Signature, params: Sequence[str], optional: Sequence[str]) -> bool:
+    try:
+        given = signature.bind(*params, *optional).arguments
+    except TypeError:
+        return False
+    try:
+        signature.bind(*params)
+    except TypeError:
+        return True
+    return all(given.get(name) == name for name in optional)
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -224,7 +245,7 @@ def serve_single(link: Link, functions: Functions) -> None:
         operation, number, path, rest = frame
         try:
             if operation == "check":
-                value: object = check(functions, path, rest)
+                value: object = check(functions, path, *rest)
             else:
                 value = _call(link, number, functions.load(path), rest)
             link.send("value", number, value)
