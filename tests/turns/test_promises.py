@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from gateway_serve import Json, Serve, serving
+from gateway_serve import Json, Serve, serving, until
 
 from silva.codec import TurnCodec
 from silva.parsers import ParsedTurn, TurnParser
 from silva.turns import session_registry
 from silva.turns.session_client import SessionClient
+from silva.types.generation import GenerateRequest, GenerateResult
 from silva.wire.formats import FORMATS
 
 HI: Json = {"messages": [{"role": "user", "content": "hi"}]}
@@ -62,3 +64,41 @@ async def test_of_many_ended_sessions_the_oldest_is_forgotten(codec: TurnCodec, 
         for name in "bca":
             await registry.end(name)
         assert [registry.has_ended(name) for name in "bca"] == [False, True, True]
+
+
+async def test_the_end_of_a_session_waits_for_its_turns_then_frees_the_engine(
+    codec: TurnCodec, monkeypatch: pytest.MonkeyPatch
+):
+    async with serving(codec, [{"text": "late", "delay_s": 30}], open_sessions=False) as serve:
+        session = serve.registry.open("s", "g", "train")
+        session.open_gate()
+        call = asyncio.create_task(client_of(serve, "s").ask(HI))
+        await until(lambda: serve.calls("s"))
+        freed: list[tuple[str, int, int]] = []
+
+        async def close_session(session_id: str) -> None:
+            freed.append((session_id, len(session.open_turns), len(session.attempts)))
+
+        monkeypatch.setattr(serve.engine, "close_session", close_session)
+        await serve.registry.end("s")
+        assert freed == [("s", 0, 1)], "no turn runs when the engine frees the session, and its attempt is recorded"
+        assert not session.active.running, "the lease ends with the session"
+        assert (await call)[0] == 404
+
+
+async def test_a_turn_that_ended_is_not_aborted(codec: TurnCodec):
+    async with serving(codec, [{"text": "ok"}]) as serve:
+        await client_of(serve, "s").ask(HI)
+        assert await serve.turns.abort_running() == 0
+
+
+async def test_cached_tokens_are_those_of_the_first_attempt(codec: TurnCodec, monkeypatch: pytest.MonkeyPatch):
+    async with serving(codec, [{"text": "one two", "abort_after": 1}, {"text": " end"}]) as serve:
+        generate, cached = serve.engine.generate, iter((3, 9))
+
+        async def counting(request: GenerateRequest) -> GenerateResult:
+            return replace(await generate(request), cached_tokens=next(cached))
+
+        monkeypatch.setattr(serve.engine, "generate", counting)
+        _, reply = await client_of(serve, "s").ask(HI)
+        assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 3

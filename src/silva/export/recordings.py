@@ -119,12 +119,12 @@ def _read_line(raw: str, number: int) -> RecordedRequest | None:
     )
 
 
-def _json(value: Any) -> bytes:
+def _json(value: object) -> bytes:
     """A JSON text of any value that JSON gave. Half surrogate pairs, which no UTF-8 can hold, become `?`."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _kept(headers: Any) -> dict[str, str]:
+def _kept(headers: object) -> dict[str, str]:
     """Those of KEPT_HEADERS, from an object or a list of pairs. What cannot stand in a header is left out."""
     pairs = headers.items() if isinstance(headers, dict) else headers if isinstance(headers, list) else ()
     named = [pair for pair in pairs if isinstance(pair, (list, tuple)) and len(pair) == 2]
@@ -218,5 +218,5 @@ def _output(events: list[JsonObject]) -> list[JsonObject]:
     return [event["item"] for event in events if event.get("type") == "response.output_item.done"]
 
 
-def _raw(value: Any) -> msgspec.Raw:
+def _raw(value: object) -> msgspec.Raw:
     return msgspec.Raw(_json(value))

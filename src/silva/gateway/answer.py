@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 
 from silva.gateway.dialect import RETRY_HEADER, Dialect
 from silva.gateway.held import HeldTurn
 from silva.gateway.http import JSON_TYPE, STREAM_HEADERS, Delivery, Header, Send, send_body, send_json, send_start
+from silva.turns.live_session import TurnTask
 from silva.types.clock import Clock
 from silva.types.rollout import RequestRow
 from silva.types.turn import ApiError, TurnOptions, TurnReply
@@ -115,7 +115,7 @@ class Answer:
     async def _tell_error(self, error: ApiError, headers: tuple[Header, ...] = ()) -> None:
         await send_error(self.dialect, replace(error, request_id=self.record.request_id), self.send, headers)
 
-    async def _until(self, event: asyncio.Future[Any]) -> bool:
+    async def _until(self, event: asyncio.Future[tuple[Header, ...] | None] | TurnTask) -> bool:
         """Whether `event` came; False: the client went before it."""
         gone = self.delivery.gone()
         if not event.done() and not gone.done():

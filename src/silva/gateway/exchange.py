@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -132,7 +133,9 @@ class ModelEndpoint:
         live = self._registry.find(token) if token else None
         if live is None:
             refused = self._refusal(token)
-            await self._drain(scope, receive)
+            # Take the body off the connection first: a client that is still writing would not read the refusal.
+            with suppress(BodyTooLarge, ClientGone):
+                await read_request_body(scope, receive, limit=0)
             await send_error(dialect, refused, send)
         return live
 
@@ -143,13 +146,6 @@ class ModelEndpoint:
         if self._registry.has_ended(token):
             return SESSION_ENDED
         return _NO_OPEN_ID if self._registry.allows_open_sessions else _UNKNOWN
-
-    async def _drain(self, scope: Scope, receive: Receive) -> None:
-        """Take the body of a refused request off the connection, so that the client can read the refusal."""
-        try:
-            await read_request_body(scope, receive, limit=0)
-        except (BodyTooLarge, ClientGone):
-            pass
 
     async def _read(
         self, name: str, live: LiveSession, scope: Scope, receive: Receive, work: Callable[[bytes], Awaitable[T]]

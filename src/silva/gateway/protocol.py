@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from silva.gateway.http import DELIVERY, Delivery
 
@@ -19,7 +19,7 @@ _NAMES_A_SWITCH = (b"connection", b"http2-settings")
 class _Joining:
     """A transport that writes what comes in one step of the event loop at once: head and body are one packet then."""
 
-    def __init__(self, transport: Any):
+    def __init__(self, transport: asyncio.Transport):
         self._transport = transport
         self._waiting: list[bytes] = []
         self._loop = asyncio.get_running_loop()
@@ -38,7 +38,7 @@ class _Joining:
         self.flush()
         self._transport.close()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._transport, name)
 
 
@@ -55,7 +55,7 @@ class HttpProtocol(HttpToolsProtocol):
     _declines = False
     _head_bytes: int | None = None
     """Bytes that came of a head whose end did not; None outside a head."""
-    _answered: Any = None
+    _answered: RequestResponseCycle | None = None
     """The newest request that was begun to be answered. Others, sent behind it without waiting, may be newer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -101,7 +101,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         answered = self._answered
         if answered is not None:
-            delivery: Delivery = answered.scope["state"][DELIVERY]
+            delivery: Delivery = answered.scope["state"][DELIVERY]  # pyright: ignore[reportTypedDictNotRequiredAccess]
             answered.disconnected = not answered.response_complete
             delivery.lose(complete=answered.response_complete, reset=exc is not None and self.scope is answered.scope)
             answered.message_event.set()
@@ -117,7 +117,7 @@ class HttpProtocol(HttpToolsProtocol):
             if 0 < len(self.pipeline) < MAX_QUEUED:
                 self.flow.resume_reading()  # else the loss of the connection would not be seen
 
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
         super()._start_asgi_task(cycle, app)
 
@@ -134,7 +134,7 @@ class HttpProtocol(HttpToolsProtocol):
         return b"\r\n".join([start, *(name + b": " + value for name, value in kept), b"", b""])
 
 
-def _send_plainly(cycle: Any) -> None:
+def _send_plainly(cycle: RequestResponseCycle) -> None:
     """Let a body of unknown length go out as it is: where it ends, the connection ends (RFC 9112, 6.3)."""
     send, open_ended = cycle.send, False
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from silva.gateway.http import Receive, Scope, Send, credential, delivery_of, header
+from silva.gateway.http import AsgiApp, Event, Receive, Scope, Send, credential, delivery_of, header
 from silva.types.errors import ConfigError
+from silva.types.messages import JsonObject
 from silva.wire.recording_head import KEPT_HEADERS, route_of
 
 MAX_RECORDED_BYTES = 64 << 20
@@ -23,7 +23,7 @@ class Recorder:
     its credential, stands in it: the file is readable by its owner only.
     """
 
-    def __init__(self, app: Any, path: Path):
+    def __init__(self, app: AsgiApp, path: Path):
         """Raises ConfigError where the file cannot be opened."""
         self._app = app
         try:
@@ -42,13 +42,13 @@ class Recorder:
         sent, answered = bytearray(), bytearray()
         status = 0
 
-        async def read() -> Any:
+        async def read() -> Event:
             event = await receive()
             if event["type"] == "http.request" and len(sent) <= MAX_RECORDED_BYTES:
                 sent.extend(event.get("body", b""))
             return event
 
-        async def write(event: Any) -> None:
+        async def write(event: Event) -> None:
             nonlocal status
             await send(event)
             if event["type"] == "http.response.start":
@@ -61,7 +61,7 @@ class Recorder:
         await self._app(scope, read, write)
 
     def _write(self, scope: Scope, sent: bytes, status: int, answered: bytes) -> None:
-        line: dict[str, Any] = {
+        line: JsonObject = {
             "session": credential(scope) or "none",
             "method": "POST",
             "path": scope["path"],

@@ -7,11 +7,11 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import uvicorn
 
 from silva.gateway.app import MOUNT
+from silva.gateway.http import AsgiApp
 from silva.gateway.options import GatewayOptions
 from silva.gateway.protocol import HttpProtocol
 from silva.types.errors import ConfigError, system_reason
@@ -25,7 +25,7 @@ CLOSE_GRACE_S = 2
 class GatewayServer:
     """Serves one ASGI app on the running event loop. Takes over no signal handler."""
 
-    def __init__(self, app: Any, options: GatewayOptions):
+    def __init__(self, app: AsgiApp, options: GatewayOptions):
         self._options = options
         self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None

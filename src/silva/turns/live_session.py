@@ -29,19 +29,17 @@ class LiveSession:
 
     session: Session
     commit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    num_requests: int = 0
     _histories: dict[str, HistoryCache] = field(default_factory=dict[str, HistoryCache])
 
     def begin_request(self, protocol: str) -> RequestRow:
         """Number and record a new request. Ids have one length, so none is a prefix of another."""
         owner = hashlib.blake2b(self.session.session_id.encode(), digest_size=8).hexdigest()
         record = RequestRow(
-            request_id=f"{owner}{self.num_requests:08x}",
+            request_id=f"{owner}{len(self.session.requests):08x}",
             protocol=protocol,
             stream=False,
             arrived_s=self.session.since_start_s(),
         )
-        self.num_requests += 1
         self.session.requests.append(record)
         return record
 

@@ -7,16 +7,7 @@ from silva.types.messages import JsonObject
 from silva.types.text import shown_field
 from silva.types.turn import ApiError, TokenLogprob, TurnOptions, TurnReply
 from silva.wire.chat_input import project_message
-from silva.wire.fields import (
-    ignored_names,
-    openai_error,
-    read_conversation,
-    read_history_list,
-    read_limit,
-    read_model,
-    read_stop,
-    read_stream,
-)
+from silva.wire.fields import openai_error, read_common, read_conversation, read_history_list, read_limit, read_stop
 from silva.wire.history import HistoryCache
 from silva.wire.images import RequestImages
 from silva.wire.json_in import RawObject, must_be, read_body, read_value
@@ -56,7 +47,7 @@ class ChatFormat:
             lambda index: project_message(raws[index], f"messages[{index}]", images),
         )
         return ModelRequest(
-            options=_options(fields, ignored_names(fields, _READ_FIELDS, skipped)),
+            options=_options(fields, skipped),
             conversation=conversation,
             digests=digests,
             messages_between=messages_between,
@@ -80,18 +71,16 @@ class ChatFormat:
         return openai_error(error)
 
 
-def _options(fields: RawObject, ignored: tuple[str, ...]) -> TurnOptions:
+def _options(fields: RawObject, skipped: tuple[str, ...]) -> TurnOptions:
     num = read_value(fields.get("n"), "n")
     if num is not None and (isinstance(num, bool) or num != 1):
         raise RequestError(f"n is {shown_field(num)}; it must be 1: one request gives one answer", field="n")
     return TurnOptions(
-        model=read_model(fields),
-        stream=read_stream(fields),
+        **read_common(fields, _READ_FIELDS, skipped),
         max_tokens=read_limit(fields, "max_completion_tokens", "max_tokens"),
         stop=read_stop(fields, "stop"),
         seed=_seed(fields),
         logprobs=read_value(fields.get("logprobs"), "logprobs") is True,
-        ignored_fields=ignored,
     )
 
 

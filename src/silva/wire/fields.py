@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from typing import TypedDict
 
 import msgspec
 
@@ -34,12 +35,27 @@ ProjectTools = Callable[[msgspec.Raw | None], tuple[tuple[JsonObject, ...], tupl
 _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 500: "server_error", 503: "engine_error"}
 
 
-def ignored_names(fields: RawObject, read: Set[str], skipped: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of what means nothing here. Each request's row in the ledger keeps them, so there is an end to them."""
+class CommonOptions(TypedDict):
+    """Fields of TurnOptions that every protocol has."""
+
+    model: str
+    stream: bool
+    ignored_fields: tuple[str, ...]
+
+
+def read_common(fields: RawObject, read: Set[str], skipped: tuple[str, ...]) -> CommonOptions:
+    """`read` are the fields that the protocol reads, `skipped` names what it skipped inside them."""
+    model = read_value(fields.get("model"), "model")
+    # The row of each request in the ledger keeps the names, so their number is bounded.
     names = [*sorted(fields.keys() - read), *skipped]
-    shown = [name[:120] for name in names[:MAX_IGNORED_NAMES]]
-    more = len(names) - len(shown)
-    return (*shown, f"(and {more} more)") if more else tuple(shown)
+    kept = [name[:120] for name in names[:MAX_IGNORED_NAMES]]
+    if len(names) > len(kept):
+        kept.append(f"(and {len(names) - len(kept)} more)")
+    return {
+        "model": model if isinstance(model, str) and model else "model",
+        "stream": bool(read_optional(fields.get("stream"), "stream", bool, "true or false")),
+        "ignored_fields": tuple(kept),
+    }
 
 
 def read_history_list(fields: RawObject, name: str) -> list[msgspec.Raw]:
@@ -82,15 +98,6 @@ def _template_kwargs(raw: msgspec.Raw | None) -> JsonObject:
                 code="reserved_argument",
             )
     return value
-
-
-def read_stream(fields: RawObject) -> bool:
-    return bool(read_optional(fields.get("stream"), "stream", bool, "true or false"))
-
-
-def read_model(fields: RawObject) -> str:
-    model = read_value(fields.get("model"), "model")
-    return model if isinstance(model, str) and model else "model"
 
 
 def read_limit(fields: RawObject, *names: str) -> int | None:

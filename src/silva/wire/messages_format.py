@@ -7,15 +7,7 @@ import msgspec
 from silva.types.errors import RequestError
 from silva.types.messages import JsonObject, Message
 from silva.types.turn import ApiError, TurnOptions, TurnReply
-from silva.wire.fields import (
-    ignored_names,
-    read_conversation,
-    read_history_list,
-    read_limit,
-    read_model,
-    read_stop,
-    read_stream,
-)
+from silva.wire.fields import read_common, read_conversation, read_history_list, read_limit, read_stop
 from silva.wire.history import HistoryCache
 from silva.wire.images import RequestImages
 from silva.wire.json_in import RawObject, read_body
@@ -101,11 +93,9 @@ def _request(fields: RawObject, history: HistoryCache, max_tokens: int | None) -
         return "system" if item < first else f"messages[{item - first}]"
 
     options = TurnOptions(
-        model=read_model(fields),
-        stream=read_stream(fields),
+        **read_common(fields, _READ_FIELDS, (*skipped, *ignored)),
         max_tokens=max_tokens,
         stop=read_stop(fields, "stop_sequences"),
-        ignored_fields=ignored_names(fields, _READ_FIELDS, (*skipped, *ignored)),
         object_calls=True,
     )
     return ModelRequest(

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from silva.types.errors import SessionFailure
 from silva.types.messages import JsonObject
@@ -42,7 +42,7 @@ class OutputRecord:
     line: int
     fields: RawObject
     reward: object = None
-    metadata: JsonObject = field(default_factory=dict[str, Any])
+    metadata: JsonObject = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
 
     @property
@@ -58,7 +58,7 @@ class OutputDocument:
     """
 
     reward: object = None
-    metadata: JsonObject = field(default_factory=dict[str, Any])
+    metadata: JsonObject = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     records: tuple[OutputRecord, ...] = ()
 
@@ -235,7 +235,7 @@ def _unfit(value: object, depth: int = 1) -> tuple[str, str] | None:
 class _Value:
     """One JSON value of the file, its text, and the line in which it begins."""
 
-    value: Any
+    value: object
     text: str
     line: int
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from silva.types.messages import JsonObject, Message
 from silva.types.rollout import TokenUsage
 from silva.types.turn import ApiError, TurnOptions, TurnReply
-from silva.wire.fields import ignored_names, openai_error, read_conversation, read_limit, read_model, read_stream
+from silva.wire.fields import openai_error, read_common, read_conversation, read_limit
 from silva.wire.history import HistoryCache
 from silva.wire.json_in import RawObject, read_body, read_value
 from silva.wire.model_request import ModelRequest
@@ -87,10 +87,8 @@ def _options(
 ) -> ResponsesOptions:
     choice = read_value(fields.get("tool_choice"), "tool_choice")
     return ResponsesOptions(
-        model=read_model(fields),
-        stream=read_stream(fields),
+        **read_common(fields, _READ_FIELDS, skipped),
         max_tokens=read_limit(fields, "max_output_tokens"),
-        ignored_fields=ignored_names(fields, _READ_FIELDS, skipped),
         tools=tools,
         tool_choice=choice if choice in TOOL_CHOICES else "auto",
         parallel_tool_calls=read_value(fields.get("parallel_tool_calls"), "parallel_tool_calls") is not False,
