@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+
+import pytest
 
 import silva
 from silva.config.options import RunConfig
@@ -38,9 +40,24 @@ def test_every_option_says_what_it_takes() -> None:
         assert info.help[0].isupper() or info.help.startswith("silva "), name
         numeric = option.item in (int, float)
         # ids are what a tokenizer says; all other numbers have a lowest value
-        assert (info.low is not None) == (numeric and option.kind is not list), name
+        assert (info.low is not info.above) == (numeric and option.kind is not list), name
         assert numeric or info.high is None, name
         assert info.metavar is not None or option.kind is not list, name
         if option.choices:
             assert option.default is None or option.default in option.choices, name
             assert not set(option.choices) & set(info.later_choices), name
+
+
+def test_no_other_class_repeats_the_default_of_an_option() -> None:
+    """A field that is an option comes from the class that declares it, so that its default is written once."""
+    pytest.importorskip("torch")
+    told = {name: option.default for name, option in options().items() if option.default not in (None, False)}
+    for module in pkgutil.walk_packages(silva.__path__, "silva."):
+        if module.name.endswith(("__main__", "runner", "user_worker")):  # programs
+            continue
+        for cls in vars(importlib.import_module(module.name)).values():
+            if not (isinstance(cls, type) and cls.__module__ == module.name and is_dataclass(cls)) or cls in CLASSES:
+                continue
+            own = vars(cls).get("__annotations__", {})
+            again = [item.name for item in fields(cls) if item.name in own and told.get(item.name) == item.default]
+            assert not again, f"{cls} gives {again} the default of the option once more"

@@ -236,7 +236,7 @@ def test_every_option_has_help_in_one_sentence(capsys: pytest.CaptureFixture[str
     shown = capsys.readouterr().out
     assert all("--" + name.replace("_", "-") in shown for name in [*options(), *LATER])
     words = " ".join(shown.split())
-    assert "0 takes a free one. (default: 0)" in words and "Weight decay of AdamW. (default: 0)" in words
+    assert "0 picks a free one. (default: 0)" in words and "Weight decay of AdamW. (default: 0)" in words
 
 
 @pytest.mark.parametrize(

@@ -12,29 +12,27 @@ class AgentOptions:
     """How agent processes run."""
 
     use_agentic_rollout: bool = opt(
-        "agent", False, "Run one agent process a session (the only kind of rollout built now)."
+        "agent", False, "Run one agent process per session (the only kind of rollout that is built)."
     )
-    agent_command: str | None = opt("agent", None, "Command of one agent session, run by `bash -c`.", metavar="COMMAND")
+    agent_command: str | None = opt(
+        "agent", None, "Command that runs one agent session, started by `bash -c`.", metavar="COMMAND"
+    )
     agent_cwd: str = opt("agent", ".", "Working directory of the agent command.", metavar="FOLDER")
     agent_env: list[str] = opt(
-        "agent",
-        [],
-        "Variables for the agent, as NAME=VALUE ... (names that start with RELAX_ are refused).",
-        metavar="NAME=VALUE",
+        "agent", [], "Variables for the agent; names that start with RELAX_ are refused.", metavar="NAME=VALUE"
     )
     agent_env_clear: bool = opt(
         "agent", False, "Give the agent only PATH, HOME and the like, the contract's variables and --agent-env."
     )
     agent_timeout: float = opt(
-        "agent", 1800.0, "Most seconds of active time a session may take.", metavar="SECONDS", low=0, low_open=True
+        "agent", 1800.0, "Limit of a session's active time, in seconds.", metavar="SECONDS", above=0
     )
     agent_start_timeout: float | None = opt(
         "agent",
         None,
-        "Most seconds until an agent's first model request (default: --agent-timeout).",
+        "Limit until an agent's first model request, in seconds (default: --agent-timeout).",
         metavar="SECONDS",
-        low=0,
-        low_open=True,
+        above=0,
     )
     agent_retries: int = opt("agent", 1, "New sessions that may replace a failed one in its slot.", low=0)
     agent_max_failures: int = opt(

@@ -15,10 +15,10 @@ class CodecOptions:
     """How conversations become tokens."""
 
     apply_chat_template_kwargs: dict[str, object] = opt(
-        "model", {}, "JSON object of chat template arguments that every request starts from."
+        "model", {}, "Chat template arguments that every request starts from."
     )
     agentic_codec: CodecMode = opt(
         "matching",
         "proven",
-        "How new messages become tokens: proven deltas, or a whole new render (a new root) each turn.",
+        "How new messages become tokens: proven deltas, or a full new render (a new root) per turn.",
     )

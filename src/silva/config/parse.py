@@ -67,10 +67,9 @@ class Option:
         elif self.item is str:
             item = Annotated[str, msgspec.Meta(pattern=_TEXT, min_length=int(self.kind is str))]
         elif (limit := _LIMITS.get(self.item)) is not None:
-            low = -limit if self.info.low is None else self.info.low
+            low = -limit if self.info.low is self.info.above else self.info.low
             high = limit if self.info.high is None else self.info.high
-            open_low = self.info.low_open
-            item = Annotated[self.item, msgspec.Meta(gt=low, le=high) if open_low else msgspec.Meta(ge=low, le=high)]
+            item = Annotated[self.item, msgspec.Meta(gt=self.info.above, ge=low, le=high)]
         return list[item] if self.kind is list else item
 
     def allowed(self, *, limit: bool = False) -> str:
@@ -78,8 +77,10 @@ class Option:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         bounds: list[str] = []
+        if self.info.above is not None:
+            bounds.append(f"above {self.info.above:g}")
         if self.info.low is not None:
-            bounds.append(f"{'above' if self.info.low_open else 'of at least'} {self.info.low:g}")
+            bounds.append(f"of at least {self.info.low:g}")
         high = _LIMITS.get(self.item) if limit and self.info.high is None else self.info.high
         if high is not None:
             bounds.append(f"at most {high if self.item is int else f'{high:g}'}")

@@ -17,12 +17,12 @@ class ExportOptions(MatchOptions):
     agentic_export: ExportMode = opt(
         "matching",
         "strict",
-        "What is exported of a session that names no context: the only leaf, else it fails; the last leaf; all leaves.",
+        "What a session exports that names no context: its only leaf, else it fails; the last leaf; all leaves.",
     )
     agentic_shared_prefix: SharedPrefix = opt(
         "matching",
         "once",
-        "How often a turn shared by several contexts is trained: once, with the mean of their credits, or in each.",
+        "How often a turn shared by several contexts is trained: once, at their mean credit, or in each.",
     )
     reward_key: str | None = opt(
         "reward", None, "Entry of reward objects that is the reward; the others are metrics.", metavar="KEY"

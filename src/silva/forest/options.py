@@ -16,7 +16,7 @@ class MatchOptions:
     agentic_echo_match: EchoMatch = opt(
         "matching",
         "lenient",
-        "How an echoed assistant message is compared with what was sent; lenient forgives trimmed blanks, "
+        "How an echoed assistant message is compared with the one sent; lenient forgives trimmed blanks, "
         "dropped reasoning and renamed call ids.",
     )
     agentic_profiles: list[str] = opt(

@@ -17,28 +17,27 @@ class GatewayOptions:
 
     gateway_host: str = opt("gateway", "127.0.0.1", "Address that the model API listens on.", metavar="HOST")
     gateway_port: int = opt(
-        "gateway", 0, "Port of the model API; 0 takes a free one.", low=0, high=65535, metavar="PORT"
+        "gateway", 0, "Port of the model API; 0 picks a free one.", low=0, high=65535, metavar="PORT"
     )
     gateway_advertised_url: str | None = opt(
         "gateway",
         None,
-        "Base URL that agents get as RELAX_BASE_URL, where they run elsewhere (default: the listening address).",
+        "Base URL given to agents that run on other machines (default: the listening address).",
         metavar="URL",
     )
     agentic_disconnect_grace_s: float = opt(
         "gateway",
         30.0,
-        "Seconds that a turn is kept for a repeated request after its client went away; then it ends uncommitted.",
+        "Seconds that a turn waits for a retry after its client left; then it ends uncommitted.",
         metavar="SECONDS",
         low=0,
     )
     agentic_sse_data_heartbeat_s: float | None = opt(
         "gateway",
         None,
-        "Seconds between heartbeats that count as data, for clients that heed no comments (default: off).",
+        "Seconds between heartbeats sent as data, for clients that ignore comments (default: off).",
         metavar="SECONDS",
-        low=0,
-        low_open=True,
+        above=0,
     )
     agentic_responses_events: ResponsesEvents = opt(
         "gateway", "full", "Events of a Responses stream: the full sequence of each item, or only its output_item.done."

@@ -18,14 +18,14 @@ class EngineOptions:
     engine_url: list[str] = opt(
         "engines",
         [],
-        "Servers of --engine sglang; a session stays with one of them, another takes over after a fault.",
+        "Servers of --engine sglang; a session stays with one, and another takes over after a fault.",
         metavar="URL",
     )
     engine_script: str | None = opt(
         "engines", None, "JSON Lines file of answers for --engine scripted.", metavar="FILE"
     )
     engine_log: str | None = opt(
-        "engines", None, "JSON Lines file that gets each call of --engine scripted.", metavar="FILE"
+        "engines", None, "JSON Lines file that records each call of --engine scripted.", metavar="FILE"
     )
     engine_concurrency: int = opt("engines", 32, "Requests that the torch engine decodes at once.", low=1)
     engine_timeout_s: float = opt(
@@ -33,8 +33,7 @@ class EngineOptions:
         300.0,
         "Seconds without an answer after which an engine call counts as failed.",
         metavar="SECONDS",
-        low=0,
-        low_open=True,
+        above=0,
     )
     weight_sync: Literal["memory"] = opt(
         "engines", "memory", "How new weights reach the engine.", later_choices=("disk", "nccl", "gloo")

@@ -16,19 +16,17 @@ class RewardOptions(ExportOptions):
     custom_rm_path: str | None = opt(
         "reward",
         None,
-        "Function f(args, sample) that rewards contexts without a reward, as module.function (docs/rewards.md).",
+        "Function f(args, sample) that rewards contexts without a reward (docs/rewards.md).",
         metavar="PATH",
     )
     group_rm: bool = opt("reward", False, "Call --custom-rm-path once for a whole group, as f(args, samples).")
     reward_timeout_s: float = opt(
-        "reward", 30.0, "Most seconds of one call of a function of yours.", metavar="SECONDS", low=0, low_open=True
+        "reward", 30.0, "Limit of one call of a user function, in seconds.", metavar="SECONDS", above=0
     )
     reward_max_concurrency: int = opt(
-        "reward", 64, "Calls of functions of yours at once; sync ones at most 4 a core.", low=1
+        "reward", 64, "Calls of user functions at once; at most 4 per core where the function is not async.", low=1
     )
-    reward_retries: int = opt(
-        "reward", 1, "How often a reward function that raised, hung or crashed is asked again.", low=0
-    )
+    reward_retries: int = opt("reward", 1, "New calls of a reward function that raised, hung or crashed.", low=0)
     reward_failure_score: float | None = opt(
         "reward",
         None,
@@ -39,14 +37,14 @@ class RewardOptions(ExportOptions):
     agentic_custom_advantage_path: str | None = opt(
         "reward",
         None,
-        "Function f(metadata_by_slot) that gives each context its credit, as module.function (docs/credit.md).",
+        "Function f(metadata_by_slot) that gives each context its credit (docs/credit.md).",
         metavar="PATH",
     )
     agentic_credit: CreditShare | None = opt(
         "reward",
         None,
-        "What each of several contexts gets of its session's credit: all of it, or its share of the sampled tokens "
-        "(default: several contexts are refused in training).",
+        "What each of several contexts gets of its session's credit: all, or its share of the sampled tokens "
+        "(default: training refuses several contexts).",
     )
 
     @property

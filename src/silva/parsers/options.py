@@ -15,14 +15,14 @@ class ParserOptions:
     agentic_tool_call_parser: str = opt(
         "parsers",
         "none",
-        "How tool calls are read from sampled text; auto: as the chat template writes them (names: docs/model-api.md).",
+        "Format of tool calls in sampled text; auto: that of the chat template (docs/model-api.md).",
         choices=parser_names("tool_call"),
         metavar="NAME",
     )
     agentic_reasoning_parser: str = opt(
         "parsers",
         "none",
-        "How reasoning is read from sampled text; auto: as the chat template writes it (names: docs/model-api.md).",
+        "Format of reasoning in sampled text; auto: that of the chat template (docs/model-api.md).",
         choices=parser_names("reasoning"),
         metavar="NAME",
     )

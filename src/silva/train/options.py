@@ -28,7 +28,7 @@ class AlgorithmOptions:
     advantage_estimator: str = opt(
         "algorithm",
         "grpo",
-        "How rewards become credit and advantages, and which policy loss goes with them (docs/algorithms.md).",
+        "The algorithm: how rewards become credit and advantages, and its policy loss (docs/algorithms.md).",
         choices=tuple(ALGORITHMS),
     )
     disable_grpo_std_normalization: bool = opt(
@@ -43,12 +43,10 @@ class AlgorithmOptions:
 class ClipOptions:
     """The clip range of the policy ratio: [1 - eps_clip, 1 + eps_clip_high]."""
 
-    eps_clip: float = opt("algorithm", 0.2, "Lower clip distance of the policy ratio.", low=0, low_open=True, high=1)
-    eps_clip_high: float | None = opt(
-        "algorithm", None, "Upper clip distance (default: --eps-clip).", low=0, low_open=True
-    )
+    eps_clip: float = opt("algorithm", 0.2, "Lower clip distance of the policy ratio.", above=0, high=1)
+    eps_clip_high: float | None = opt("algorithm", None, "Upper clip distance (default: --eps-clip).", above=0)
     eps_clip_c: float | None = opt(
-        "algorithm", None, "Dual clip bound for negative advantages, above 1 (default: off).", low=1, low_open=True
+        "algorithm", None, "Dual clip bound for negative advantages, above 1 (default: off).", above=1
     )
 
 
@@ -57,7 +55,7 @@ class ReturnOptions:
     """From credit to the advantages of tokens."""
 
     gamma: float = opt(
-        "algorithm", 1.0, "Discount from trainable token to trainable token in returns and GAE.", low=0, high=1
+        "algorithm", 1.0, "Discount from one trainable token to the next in returns and GAE.", low=0, high=1
     )
     lambd: float = opt("algorithm", 1.0, "Lambda of GAE: 1 trusts the outcome, 0 the critic.", low=0, high=1)
     kl_coef: float = opt(
@@ -70,13 +68,13 @@ class KlOptions:
     """The KL to the reference model as a term of the loss."""
 
     use_kl_loss: bool = opt(
-        "algorithm",
-        False,
-        "Add the KL to the reference model to the loss; it is measured even where --kl-loss-coef is 0.",
+        "algorithm", False, "Add the KL to the reference model to the loss; with --kl-loss-coef 0 it is only measured."
     )
-    kl_loss_coef: float = opt("algorithm", 0.0, "Weight of that term.", low=0)
-    kl_loss_type: KlType = opt("algorithm", "k1", "Its estimator of each token.")
-    use_unbiased_kl: bool = opt("algorithm", False, "Multiply that estimate by the policy ratio, with its gradient.")
+    kl_loss_coef: float = opt("algorithm", 0.0, "Weight of the KL to the reference model in the loss.", low=0)
+    kl_loss_type: KlType = opt("algorithm", "k1", "Per-token estimator of the KL in the loss.")
+    use_unbiased_kl: bool = opt(
+        "algorithm", False, "Multiply the KL in the loss by the policy ratio, with its gradient."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,20 +82,20 @@ class TisOptions:
     """Truncated importance sampling: weights for tokens that trainer and engine find unequally likely."""
 
     use_tis: bool = opt(
-        "algorithm", False, "Weigh tokens by how likely the trainer finds them over how likely the engine found them."
+        "algorithm", False, "Weight tokens by their probability under the trainer over that under the engine."
     )
-    tis_clip: float = opt("algorithm", 2.0, "Upper end of the band of that weight.", low=0, low_open=True)
-    tis_clip_low: float = opt("algorithm", 0.0, "Lower end of the band of that weight.", low=0)
+    tis_clip: float = opt("algorithm", 2.0, "Upper end of the band of TIS weights.", above=0)
+    tis_clip_low: float = opt("algorithm", 0.0, "Lower end of the band of TIS weights.", low=0)
     tis_level: TisLevel = opt(
         "algorithm",
         "token",
-        "Whose weight it is: the token's, its sequence's, or the geometric mean over the sequence.",
+        "What a TIS weight is taken of: the token, its sequence, or the sequence as a geometric mean.",
     )
-    tis_mode: TisMode = opt("algorithm", "truncate", "Outside of the band the weight is its end, or 0.")
+    tis_mode: TisMode = opt("algorithm", "truncate", "A TIS weight outside the band becomes the end of the band, or 0.")
     custom_tis_function_path: str | None = opt(
         "algorithm",
         None,
-        "Function f(args, old_logprobs, rollout_logprobs) that gives the weights of a sequence, as module.function.",
+        "Function f(args, old_logprobs, rollout_logprobs) that gives the TIS weights of a sequence.",
         metavar="PATH",
     )
 
@@ -109,13 +107,13 @@ class OpsmOptions:
     use_opsm: bool = opt(
         "algorithm",
         False,
-        "Leave sequences with negative credit out of the policy loss where the policy went far since.",
+        "Mask sequences with negative credit in the policy loss where the policy has moved far away.",
     )
     opsm_delta: float = opt(
-        "algorithm", 0.0001, "How far: mean over the sequence of recorded minus present log-prob.", low=0
+        "algorithm", 0.0001, "How far: mean over the sequence of recorded minus current log-prob.", low=0
     )
     use_rollout_logprobs: bool = opt(
-        "algorithm", False, "Take the engine's recorded log-probs as those of the old policy."
+        "algorithm", False, "Use the engine's recorded log-probs as those of the old policy."
     )
 
 
@@ -123,7 +121,7 @@ class OpsmOptions:
 class TermOptions:
     """Terms of the loss beside the policy loss."""
 
-    entropy_coef: float = opt("algorithm", 0.0, "Weight of the entropy of each token, which is then kept high.", low=0)
+    entropy_coef: float = opt("algorithm", 0.0, "Weight of the entropy of each token, which is kept high.", low=0)
     opd_coef: float = opt("algorithm", 0.0, "Weight of on-policy distillation from --opd-teacher.", low=0)
 
 
@@ -148,7 +146,7 @@ class CriticOptions:
 
     critic_lr: float | None = opt("algorithm", None, "Learning rate of the critic (default: --lr).", low=0)
     value_clip: float = opt(
-        "algorithm", 0.2, "How far a value may move from that before the update and count; 0 is without limit.", low=0
+        "algorithm", 0.2, "How far a value may move from that before the update and still count; 0 is no limit.", low=0
     )
 
 
@@ -158,9 +156,9 @@ class UpdateOptions:
 
     lr: float = opt("training", 1e-6, "Learning rate of AdamW.", low=0)
     weight_decay: float = opt("training", 0.0, "Weight decay of AdamW.", low=0)
-    clip_grad: float = opt("training", 1.0, "Largest norm of the gradient.", low=0, low_open=True)
+    clip_grad: float = opt("training", 1.0, "Largest 2-norm of the gradient.", above=0)
     calculate_per_token_loss: bool = opt(
-        "algorithm", False, "Weigh every trainable token alike; same as --loss-reduction per_token."
+        "algorithm", False, "Give every trainable token the same weight; same as --loss-reduction per_token."
     )
     loss_reduction: Reduction | None = opt("algorithm", None, "How token losses are averaged (default: session_mean).")
 
@@ -169,16 +167,12 @@ class UpdateOptions:
 class RowOptions:
     """How samples are packed into rows, each one forward and backward pass."""
 
-    micro_batch_size: int = opt(
-        "training", 1, "Samples of one packed row, which is one forward and backward pass.", low=1
-    )
+    micro_batch_size: int = opt("training", 1, "Samples per packed row, which is one forward and backward pass.", low=1)
     use_dynamic_batch_size: bool = opt(
-        "training",
-        False,
-        "Pack as many samples into a row as --max-tokens-per-gpu allows, instead of --micro-batch-size.",
+        "training", False, "Pack rows up to --max-tokens-per-gpu instead of --micro-batch-size."
     )
     max_tokens_per_gpu: int | None = opt(
-        "training", None, "Most tokens of one packed row with --use-dynamic-batch-size; no sample may have more.", low=1
+        "training", None, "Tokens per packed row with --use-dynamic-batch-size; no sample may have more.", low=1
     )
 
 
@@ -189,29 +183,23 @@ class StepOptions:
     global_batch_size: int | None = opt(
         "rollout",
         None,
-        "Sessions of one optimizer step (default: --rollout-batch-size times --n-samples-per-prompt).",
+        "Sessions per optimizer step (default: --rollout-batch-size times --n-samples-per-prompt).",
         low=1,
     )
     num_steps_per_rollout: int | None = opt(
-        "training",
-        None,
-        "Optimizer steps that the sessions of one rollout step are split into (default: by --global-batch-size).",
-        low=1,
+        "training", None, "Optimizer steps per rollout step (default: by --global-batch-size).", low=1
     )
     lr_schedule: ScheduleKind = opt(
         "training",
         "constant",
-        "Course of the learning rate behind the warm-up; cosine falls to --min-lr at the end of the run.",
+        "Course of the learning rate after the warm-up; cosine falls to --min-lr at the end of the run.",
     )
     warmup: int = opt("training", 0, "Rollout steps in which the learning rate rises to --lr.", low=0)
     min_lr: float = opt("training", 0.0, "Learning rate that --lr-schedule cosine ends with.", low=0)
     max_token_staleness: int | None = opt(
-        "async",
-        None,
-        "Train steps that the weights behind a token may be old for it to be trained (default: any).",
-        low=0,
+        "async", None, "Train steps that the weights behind a trained token may be old (default: any).", low=0
     )
-    num_critic_only_steps: int = opt("algorithm", 0, "Rollout steps at the start that train the critic alone.", low=0)
+    num_critic_only_steps: int = opt("algorithm", 0, "Rollout steps at the start that train only the critic.", low=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ annotation the type, its default the only place of that default.
 
     @dataclass(frozen=True, kw_only=True)
     class AgentOptions:
-        agent_timeout: float = opt("agent", 1800.0, "Most seconds of active time ...", low=0, low_open=True)
+        agent_timeout: float = opt("agent", 1800.0, "Most seconds of active time ...", above=0)
 
 is `--agent-timeout`, listed under "agent" in the help.
 """
@@ -38,10 +38,10 @@ class OptionInfo:
     """Values that are refused because what they name is not built yet."""
     low: float | None = None
     """The smallest number allowed; None for no bound."""
+    above: float | None = None
+    """The number that all allowed ones are above; None for no such bound."""
     high: float | None = None
     """The largest number allowed; None for no bound."""
-    low_open: bool = False
-    """The value must be above `low`, not at least `low`."""
     metavar: str | None = None
     """What the help shows for the value; None for a word that fits the type."""
 
@@ -60,7 +60,7 @@ def opt(
     later_choices: tuple[str, ...] = (),
     low: float | None = None,
     high: float | None = None,
-    low_open: bool = False,
+    above: float | None = None,
     metavar: str | None = None,
 ) -> T:
     """A dataclass field that carries its OptionInfo."""
@@ -71,7 +71,7 @@ def opt(
         later_choices=later_choices,
         low=low,
         high=high,
-        low_open=low_open,
+        above=above,
         metavar=metavar,
     )
     make = partial(copy, default)
