@@ -59,5 +59,9 @@ def test_no_other_class_repeats_the_default_of_an_option() -> None:
             if not (isinstance(cls, type) and cls.__module__ == module.name and is_dataclass(cls)) or cls in CLASSES:
                 continue
             own = vars(cls).get("__annotations__", {})
-            again = [item.name for item in fields(cls) if item.name in own and told.get(item.name) == item.default]
+            again = [
+                item.name
+                for item in fields(cls)
+                if item.name in own and item.name in told and told[item.name] == item.default
+            ]
             assert not again, f"{cls} gives {again} the default of the option once more"

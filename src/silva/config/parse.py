@@ -67,9 +67,10 @@ class Option:
         elif self.item is str:
             item = Annotated[str, msgspec.Meta(pattern=_TEXT, min_length=int(self.kind is str))]
         elif (limit := _LIMITS.get(self.item)) is not None:
-            low = -limit if self.info.low is self.info.above else self.info.low
-            high = limit if self.info.high is None else self.info.high
-            item = Annotated[self.item, msgspec.Meta(gt=self.info.above, ge=low, le=high)]
+            low, above = self.info.low, self.info.above
+            lower = msgspec.Meta(ge=-limit if low is None else low) if above is None else msgspec.Meta(gt=above)
+            upper = msgspec.Meta(le=limit if self.info.high is None else self.info.high)
+            item = Annotated[self.item, lower, upper]
         return list[item] if self.kind is list else item
 
     def allowed(self, *, limit: bool = False) -> str:
