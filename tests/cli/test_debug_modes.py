@@ -13,6 +13,7 @@ from silva_command import AGENT, run_silva, show, write_rows, write_script
 from silva.config.parse import from_values
 from silva.config.validate import validate
 from silva.judge.custom_advantage import CustomAdvantage
+from silva.judge.group_end import GroupSettings
 from silva.rollout.recorded_groups import RecordedGroups
 from silva.run.metrics import rollout_metrics
 from silva.types.errors import ConfigError, DatasetError, SilvaError
@@ -69,15 +70,20 @@ def test_rollout_as_in_training_without_an_update(tmp_path: Path, chatml_dir: Pa
     assert [message["content"] for message in full["messages"]] == ["q 2", "hello world"]
 
     template = str(tmp_path / "dumps" / "{rollout_id}.jsonl")
-    step = asyncio.run(RecordedGroups(template, num_rollout=None).collect(0))
+    rule = GroupSettings(mode="train", num_samples=3, min_size=2, num_retries=0)
+
+    def recorded(num_rollout: int | None = None, credit: CustomAdvantage | None = None) -> RecordedGroups:
+        return RecordedGroups(template, num_rollout=num_rollout, settings=rule, credit=credit)
+
+    step = asyncio.run(recorded().collect(0))
     again = rollout_metrics(step, passrate=True)
     assert again == pytest.approx({name: line[name] for name in again})
-    assert asyncio.run(RecordedGroups(template, num_rollout=None).collect(1)).groups == []
-    credited = asyncio.run(RecordedGroups(template, num_rollout=None, credit=by_size()).collect(0))
+    assert asyncio.run(recorded().collect(1)).groups == []
+    credited = asyncio.run(recorded(credit=by_size()).collect(0))
     assert [sample.credit for group in credited.groups for sample in group.samples] == [0.0, 1.0, 2.0]
     assert sorted(group.state or "" for group in credited.ended) == ["dropped", "filtered"]
     with pytest.raises(DatasetError, match=r"1\.jsonl cannot be read"):
-        asyncio.run(RecordedGroups(template, num_rollout=2).collect(1))
+        asyncio.run(recorded(num_rollout=2).collect(1))
 
 
 RECORDS = {"hf_checkpoint": "m", "load_debug_rollout_data": "{rollout_id}.jsonl"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contexts import context, forked
+from contexts import GROUP, context, forked
 from gateway_serve import Json, Serve, serving
 
 from silva.codec import TurnCodec
@@ -122,10 +122,10 @@ async def test_tree_05_custom_credit_is_used_untouched() -> None:
         return None
 
     samples = (*forked("g-b", "mn"), context("g-a", None, [(2, 1)]))
-    given = await CustomAdvantage(untouched, failed=SilvaError).assign(samples)
+    given = await CustomAdvantage(untouched, failed=SilvaError).assign(samples, GROUP)
     assert [(s.session_id, s.credit) for s in given] == [("g-b", 1.0), ("g-b", 1.0), ("g-a", 11.0)]
     with pytest.raises(GroupEnd) as caught:
-        await CustomAdvantage(none, failed=SilvaError).assign(samples)
+        await CustomAdvantage(none, failed=SilvaError).assign(samples, GROUP)
     assert (caught.value.state, caught.value.reason) == ("filtered", "custom_advantage_none")
 
 
@@ -207,7 +207,7 @@ async def test_loss_05_a_bad_custom_advantage_never_reaches_the_trainer(returned
 
     samples = tuple(context(f"g-{i}", "main", [(2, 2)]) for i in range(2))
     with pytest.raises(GroupEnd, match=told) as caught:
-        await CustomAdvantage(advantage, failed=SilvaError).assign(samples)
+        await CustomAdvantage(advantage, failed=SilvaError).assign(samples, GROUP)
     assert (caught.value.reason, caught.value.state) == ("custom_advantage_invalid", "dropped")
 
 
@@ -217,7 +217,7 @@ async def test_loss_05_bools_and_numpy_numbers_of_a_custom_advantage_count_by_ru
         return [{"main": value}, {"main": [value]}]
 
     samples = tuple(context(f"g-{i}", "main", [(2, 2)]) for i in range(2))
-    credited = await CustomAdvantage(advantage, failed=SilvaError).assign(samples)
+    credited = await CustomAdvantage(advantage, failed=SilvaError).assign(samples, GROUP)
     assert [(s.credit, s.response_credits) for s in credited] == [(1.0, None)] * 2
 
 

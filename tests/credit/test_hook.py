@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contexts import context
+from contexts import GROUP, context
 
 from silva.credit.hook import hook_input, read_credits
 from silva.judge.custom_advantage import CustomAdvantage
@@ -113,12 +113,12 @@ async def test_credits_reach_their_contexts_and_the_turn_that_two_of_them_hold()
         usefulness = metadata_by_slot[0]["searcher_0"]["usefulness"]
         return ({"searcher_0": usefulness, "main": [1.0, 3.0]}, {None: 0})
 
-    main, searcher, alone = await CustomAdvantage(advantage, failed=SilvaError).assign(group())
+    main, searcher, alone = await CustomAdvantage(advantage, failed=SilvaError).assign(group(), GROUP)
     assert (main.credit, main.response_credits) == (1.5, (0.8, 3.0))
     assert (searcher.credit, searcher.response_credits, searcher.num_trainable) == (0.6, (0.8,), 0)
     assert (alone.credit, alone.response_credits) == (0.0, None)
     each = CustomAdvantage(advantage, failed=SilvaError, shared_prefix="each")
-    main, searcher, alone = await each.assign(group())
+    main, searcher, alone = await each.assign(group(), GROUP)
     assert (main.response_credits, searcher.response_credits) == ((1.0, 3.0), None)
 
 
@@ -134,13 +134,13 @@ async def test_none_filters_the_group_and_an_error_of_the_function_drops_it() ->
         raise _GaveNothing("my.credit raised KeyError: 'outcome'")
 
     with pytest.raises(GroupEnd) as caught:
-        await CustomAdvantage(none, failed=_GaveNothing).assign(group())
+        await CustomAdvantage(none, failed=_GaveNothing).assign(group(), GROUP)
     assert (caught.value.reason, caught.value.state) == ("custom_advantage_none", "filtered")
     with pytest.raises(GroupEnd, match=r"^my\.credit: the custom advantage function returned None") as caught:
-        await CustomAdvantage(none, failed=_GaveNothing, path="my.credit").assign(group())
+        await CustomAdvantage(none, failed=_GaveNothing, path="my.credit").assign(group(), GROUP)
     assert (caught.value.reason, caught.value.state) == ("custom_advantage_none", "filtered")
     with pytest.raises(GroupEnd, match=r"my\.credit raised KeyError") as caught:
-        await CustomAdvantage(fails, failed=_GaveNothing).assign(group())
+        await CustomAdvantage(fails, failed=_GaveNothing).assign(group(), GROUP)
     assert (caught.value.reason, caught.value.state) == ("custom_advantage_failed", "dropped")
 
 

@@ -60,7 +60,7 @@ def session(mode: str = "train", output: bytes | None = None):
     node = SimpleNamespace(path=list)
     forest = SimpleNamespace(nodes=[node])
     return SimpleNamespace(
-        session_id="s", group_id="g", mode=mode, label=None, input=None, forest=forest, output=output
+        session_id="s", group_id="g", slot=0, mode=mode, label=None, input=None, forest=forest, output=output
     )
 
 
@@ -132,5 +132,5 @@ async def test_a_failed_judge_is_asked_again_and_then_the_policy_applies(pool: U
 async def test_a_group_value_that_is_no_list_ends_the_group(pool: UserFunctionPool):
     text = await pool.check("judge.text", "--x", ("args", "samples"))
     with pytest.raises(GroupEnd, match="returned a str for 2 contexts of 2 sessions") as caught:
-        await stage(text, group_rm=True).judge_group([(session(), (sample("a"),)), (session(), (sample("a"),))])
+        await stage(text, group_rm=True).judge_group([(session(), (sample("a"),)), (session(), (sample("a"),))], {})
     assert (caught.value.reason, caught.value.state) == ("group_reward_invalid", "dropped")

@@ -17,6 +17,7 @@ from silva.judge.group_end import GroupResult, GroupSettings
 from silva.judge.options import RewardOptions
 from silva.judge.rewards import Rewards
 from silva.rollout.failure_budget import FailureBudget
+from silva.rollout.group_driver import EachSession
 from silva.rollout.group_runner import GroupRunner
 from silva.rollout.recorded_groups import RecordedGroups
 from silva.store.dumps import write_rollout_dump
@@ -68,7 +69,8 @@ async def run_group(
             driver = Forks(serve, rewards)
             runner = GroupRunner(
                 registry=serve.registry,
-                driver=driver,
+                driver=EachSession(driver),
+                leases=serve.leases,
                 ledger=ledger,
                 budget=FailureBudget(99),
                 rewards=Rewards(
@@ -83,7 +85,7 @@ async def run_group(
             mode = settings.get("mode", "train")
             ledger.issue_prompt(prompt.prompt_id, dataset="train", epoch=0, row=0, position=0, mode=mode)
             plan = {"mode": "train", "min_size": 1, "num_retries": 1, **settings}
-            result = await runner.run(prompt, GroupSettings(num_samples=len(rewards), **plan), rollout_id=0)
+            result = await runner.run(prompt, GroupSettings(num_samples=len(rewards), **plan), start_step=0)
             if result.end is None and mode == "train":
                 ledger.set_credits(result.samples)
                 ledger.end_prompts([prompt.prompt_id], "delivered", train_step=0)
@@ -145,7 +147,10 @@ async def test_a_custom_advantage_gets_the_sessions_that_are_left_in_the_order_o
         write_rollout_dump(f"{tmp_path}/{{rollout_id}}.jsonl", 0, conn)
     for shared_prefix, trained in (("once", [(1, 1), (0, 1)] * 2), ("each", [(1, 1), (1, 1)] * 2)):
         recorded = RecordedGroups(
-            f"{tmp_path}/{{rollout_id}}.jsonl", num_rollout=1, credit=credit, shared_prefix=shared_prefix
+            f"{tmp_path}/{{rollout_id}}.jsonl",
+            num_rollout=1,
+            settings=GroupSettings(mode="train", num_samples=3, min_size=1, num_retries=0, shared_prefix=shared_prefix),
+            credit=credit,
         )
         ((group,),) = [(await recorded.collect(0)).groups]
         masks = [tuple(s.loss_mask[span.start] for span in s.responses) for s in group.samples]

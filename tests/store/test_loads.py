@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from store_records import begin, exported, failed, forest, joined
 
+from silva.judge.group_end import GroupSettings
 from silva.rollout.recorded_groups import RecordedGroups
 from silva.store.dumps import write_rollout_dump
 from silva.store.ledger import RunLedger
@@ -145,7 +146,8 @@ async def test_half_a_group_is_not_trained(recorded: tuple[Path, list[TrainingSa
     path, _ = recorded
     path.write_text("".join(line for line in path.open() if json.loads(line)["slot"] == 0))
     with pytest.raises(DatasetError, match="lines of 1 of the 2 slots of group train-g1: the file is not whole"):
-        await RecordedGroups(f"{path.parent}/{{rollout_id}}.jsonl", num_rollout=1).collect(0)
+        settings = GroupSettings(mode="train", num_samples=2, min_size=1, num_retries=0)
+        await RecordedGroups(f"{path.parent}/{{rollout_id}}.jsonl", num_rollout=1, settings=settings).collect(0)
 
 
 def test_what_is_no_dump_is_refused(recorded: tuple[Path, list[TrainingSample]]) -> None:

@@ -6,10 +6,13 @@ from typing import Any
 
 from silva.types.generation import VersionSpan
 from silva.types.rollout import ResponseSpan, TrainingSample
+from silva.types.sample_view import GroupView
 
 Turns = list[tuple[int, int]]
 """(node, sampled tokens) of each response of a context."""
 PROMPT = 2
+GROUP = GroupView(group_id="g", row_metadata={}, label=None, slots=[], failed_slots={})
+"""For credit stages that do not look at it."""
 
 
 def context(

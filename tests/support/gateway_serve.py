@@ -23,6 +23,7 @@ from silva.gateway.app import GatewayApp
 from silva.gateway.server import GatewayServer
 from silva.inference.scripted import ScriptedEngine, read_script
 from silva.parsers import TurnParser
+from silva.rollout.leases import Leases
 from silva.store.media import MEDIA_DIR, MediaStore
 from silva.turns.session import Session
 from silva.turns.session_registry import SessionRegistry
@@ -46,10 +47,15 @@ class Serve:
         self.media_dir: Path
         self.finished: dict[str, bytes] = {}
         self.opened: dict[str, Session] = {}
+        self.leases = Leases(engine)
         self.registry: SessionRegistry
         self.turns: TurnService
         self.server: GatewayServer
         self.http: httpx.AsyncClient
+
+    def on_open(self, session: Session) -> None:
+        self.opened[session.session_id] = session
+        self.leases.grant(session)
 
     @property
     def base_url(self) -> str:
@@ -157,7 +163,7 @@ async def serving(
             engine,
             clock,
             open_sessions=open_sessions,
-            on_open=lambda session: serve.opened.update({session.session_id: session}),
+            on_open=serve.on_open,
             on_finish=finish,
         )
         serve.turns = TurnService(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset, Row
 from silva.judge.group_end import GroupSettings
 from silva.rollout.failure_budget import FailureBudget
+from silva.rollout.group_driver import EachSession
 from silva.rollout.group_runner import GroupRunner
 from silva.run.producer import Producer, ProducerSettings
 from silva.store.ledger import RunLedger
@@ -64,7 +65,9 @@ class _AsGiven:
     async def judge_session(self, session: Session, samples: Samples) -> Samples:
         return samples
 
-    async def judge_group(self, ended: Sequence[tuple[Session, Samples]]) -> list[Samples | SessionFailure]:
+    async def judge_group(
+        self, ended: Sequence[tuple[Session, Samples]], failed_slots: Mapping[int, str]
+    ) -> list[Samples | SessionFailure]:
         raise AssertionError("never asked")
 
 
@@ -83,7 +86,8 @@ async def producing(
                 source=PromptSource(dataset, num_epoch=1, shuffle=False, seed=0),
                 groups=GroupRunner(
                     registry=serve.registry,
-                    driver=_Driver(serve, agent),
+                    driver=EachSession(_Driver(serve, agent)),
+                    leases=serve.leases,
                     ledger=ledger,
                     budget=budget,
                     rewards=_AsGiven(),

@@ -16,7 +16,7 @@ from silva.credit.assign import assign_group_credit
 from silva.data.prompts import Prompt
 from silva.judge.group_end import GroupResult, SlotFailure
 from silva.rollout.tally import StepGroups
-from silva.run.loop import Trainer, TrainerSettings
+from silva.run.run_loop import RunLoop, RunLoopSettings
 from silva.store.metrics import MetricsWriter
 from silva.train.balance import plan
 from silva.train.learner import Learner, TorchThread
@@ -100,7 +100,7 @@ def run(
     num_failed: int = 0,
 ) -> tuple[Learner, list[dict]]:
     """A run over such steps, and its lines of metrics."""
-    settings = TrainerSettings(
+    settings = RunLoopSettings(
         run_dir=tmp_path,
         first_rollout=0,
         num_rollout=None,
@@ -114,7 +114,7 @@ def run(
     policy = PolicyTrainer(folder, PolicyConfig(lr=1e-3, device="cpu", max_tokens_per_gpu=MAX_TOKENS))
     with closing(TorchThread()) as thread:
         learner = Learner(policy, thread)
-        trainer = Trainer(
+        trainer = RunLoop(
             backend=learner,
             engine=None,
             source=Steps(steps, num_failed),

@@ -16,6 +16,7 @@ from recorded_dump import write_dump
 from train_tiny import random_samples, write_least_model
 
 from silva.credit.assign import assign_group_credit
+from silva.judge.group_end import GroupSettings
 from silva.rollout.recorded_groups import RecordedGroups
 from silva.train.custom_tis import CustomTis, read_weights
 from silva.train.learner import Learner, TorchThread
@@ -165,7 +166,8 @@ def test_stale_tokens_leave_the_denominators_and_their_session_stays_in_the_base
         spanned(replace(base[2], reward=0.0), 3, 3, 3),
     ]
     write_dump(tmp_path / "3.jsonl", [recorded])
-    step = asyncio.run(RecordedGroups(f"{tmp_path}/{{rollout_id}}.jsonl", num_rollout=4).collect(3))
+    rule = GroupSettings(mode="train", num_samples=3, min_size=2, num_retries=0)
+    step = asyncio.run(RecordedGroups(f"{tmp_path}/{{rollout_id}}.jsonl", num_rollout=4, settings=rule).collect(3))
     samples, stats = assign_group_credit([one for group in step.groups for one in group.samples])
     assert stats.num_sessions == 3
     # the mean over all three rewards, though one session has nothing to train

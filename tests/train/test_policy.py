@@ -18,7 +18,7 @@ from train_steps import Gradients, defined_step, make_trainer, old_policy, step_
 from train_tiny import VOCAB, make_sample, random_samples, write_model, write_tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from silva.run.loop import TrainerSettings
+from silva.run.run_loop import RunLoopSettings
 from silva.train.checkpoint import checkpoint_dir, is_complete, latest_checkpoint
 from silva.train.learner import Learner, TorchThread
 from silva.train.objective import ObjectiveConfig
@@ -113,7 +113,7 @@ def test_samples_too_long_for_a_row_are_named_in_the_log_and_not_trained(
 
 
 def test_failed_sessions_make_steps_smaller_and_prompts_say_how_many_there_are() -> None:
-    settings = TrainerSettings(
+    settings = RunLoopSettings(
         run_dir=Path(),
         first_rollout=0,
         num_rollout=1,

@@ -22,23 +22,25 @@ CreditShare = Literal["shared", "split"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupStats:
-    """What the assignment of credit saw.
-
-    `zero_std` counts the groups whose sessions cannot be told apart (all rewards equal, or one session only) by their
-    reward value.
-    `rejected` holds, by session id, the failure of each session whose reward could not be used.
-    """
+    """What credit from rewards sees in some groups."""
 
     num_groups: int
+    """Groups with a usable reward."""
     num_sessions: int
+    """Sessions with a usable reward."""
     zero_std: Mapping[float, int] = field(default_factory=dict[float, int])
+    """Groups whose sessions cannot be told apart (all rewards equal, or one session only), by their reward."""
     rejected: Mapping[str, SessionFailure] = field(default_factory=dict[str, SessionFailure])
+    """By session id, the failure of each session whose reward cannot be used."""
 
     @classmethod
     def of(cls, samples: Iterable[TrainingSample]) -> GroupStats:
-        """Of samples that came with their credit: no reward was looked at."""
-        group_of = {sample.session_id: sample.group_id for sample in samples}
-        return cls(num_groups=len(set(group_of.values())), num_sessions=len(group_of))
+        """Of the rewards of these samples, whose groups are found by `group_id`."""
+        groups, rejected = _rewards_by_group(samples)
+        zero_std = Counter(min(rewards.values()) for rewards in groups.values() if has_no_spread([*rewards.values()]))
+        return cls(
+            num_groups=len(groups), num_sessions=sum(map(len, groups.values())), zero_std=zero_std, rejected=rejected
+        )
 
     def metrics(self) -> dict[str, float]:
         """Counts of groups under `rollout/zero_std/count_<reward>`, in the order of the rewards."""
@@ -57,36 +59,19 @@ def assign_group_credit(
 ) -> tuple[list[TrainingSample], GroupStats]:
     """The samples with their credit set, in the order given, and what was seen on the way.
 
-    Groups are found by `group_id`, and `credit_of` sees one reward a session, so neither the order of the samples nor
+    Groups are found by `group_id`, and `credit_of` sees one reward per session, so neither the order of the samples nor
     the number of samples of a session matters. `share` says what each context gets of its session's credit, and
     `spread_credits` what that makes of turns that several contexts hold. Samples of a session without a usable reward
-    (see `session_reward`) are left out of the result and of the statistics, and their session stands in
-    `GroupStats.rejected`.
+    (see `session_reward`) are left out of the result; their session is in `GroupStats.rejected`.
     """
     samples = list(samples)
-    rewards, rejected = _session_rewards(samples)
-    sessions_by_group: dict[str, list[str]] = {}
-    for sample in samples:
-        if sample.session_id in rewards:
-            members = sessions_by_group.setdefault(sample.group_id, [])
-            if sample.session_id not in members:
-                members.append(sample.session_id)
-
     credit: dict[str, float] = {}
-    zero_std: Counter[float] = Counter()
-    for members in sessions_by_group.values():
-        rewards_G = [rewards[session_id] for session_id in members]
-        if has_no_spread(rewards_G):
-            zero_std[min(rewards_G)] += 1
-        credit.update(zip(members, credit_of(rewards_G), strict=True))
-
+    for rewards in _rewards_by_group(samples)[0].values():
+        credit.update(zip(rewards, credit_of([*rewards.values()]), strict=True))
     used = [sample for sample in samples if sample.session_id in credit]
     parts = [1.0] * len(used) if share == "shared" else token_shares(used)
     credits = [credit[sample.session_id] * part for sample, part in zip(used, parts, strict=True)]
-    stats = GroupStats(
-        num_groups=len(sessions_by_group), num_sessions=len(rewards), zero_std=dict(zero_std), rejected=rejected
-    )
-    return list(spread_credits(used, credits, shared_prefix=shared_prefix)), stats
+    return list(spread_credits(used, credits, shared_prefix=shared_prefix)), GroupStats.of(samples)
 
 
 def token_shares(samples: Sequence[TrainingSample]) -> list[float]:
@@ -125,15 +110,19 @@ def session_reward(samples: Sequence[TrainingSample]) -> float:
     return first
 
 
-def _session_rewards(samples: Sequence[TrainingSample]) -> tuple[dict[str, float], dict[str, SessionFailure]]:
-    """The reward of each usable session, and the failure of each other one."""
-    rewards: dict[str, float] = {}
+def _rewards_by_group(
+    samples: Iterable[TrainingSample],
+) -> tuple[dict[str, dict[str, float]], dict[str, SessionFailure]]:
+    """By group, the reward of each usable session; and the failure of each other session."""
+    groups: dict[str, dict[str, float]] = {}
     rejected: dict[str, SessionFailure] = {}
     for contexts in by_session(samples):
-        session_id = contexts[0].session_id
-        assert len({sample.group_id for sample in contexts}) == 1, f"{session_id} is in two groups"
+        session_id, (group_id, *others) = contexts[0].session_id, {sample.group_id for sample in contexts}
+        assert not others, f"{session_id} is in two groups"
         try:
-            rewards[session_id] = session_reward(contexts)
+            reward = session_reward(contexts)
         except SessionFailure as failure:
             rejected[session_id] = failure
-    return rewards, rejected
+        else:
+            groups.setdefault(group_id, {})[session_id] = reward
+    return groups, rejected

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from silva.credit.hook import CUSTOM_FAILED, HookInput, hook_input, read_credits
+from silva.credit.hook import CUSTOM_FAILED, hook_input, read_credits
 from silva.credit.shared import spread_credits
 from silva.forest.lineage import SharedPrefix
 from silva.types.errors import GroupEnd, SilvaError
 from silva.types.rollout import Samples
+from silva.types.sample_view import GroupView
 
-ADVANTAGE_PARAMS = ("metadata_by_slot",)
-"""What the function is given, by the names that an error tells."""
+ADVANTAGE_PARAMS = ("metadata_by_slot", "group")
+"""The function's arguments, by the names that an error shows. It may do without the second."""
+
+AdvantageFunction = Callable[..., Awaitable[object]]
+"""Called with a HookInput, and with a GroupView where it takes the group."""
 
 
 class CustomAdvantage:
@@ -24,8 +28,9 @@ class CustomAdvantage:
 
     def __init__(
         self,
-        function: Callable[[HookInput], Awaitable[object]],
+        function: AdvantageFunction,
         *,
+        takes_group: bool = False,
         failed: type[SilvaError],
         shared_prefix: SharedPrefix = "once",
         path: str | None = None,
@@ -33,13 +38,14 @@ class CustomAdvantage:
         """`path` is named in errors."""
         self._path = path
         self._function = function
+        self._takes_group = takes_group
         self._failed = failed
         self._shared_prefix: SharedPrefix = shared_prefix
 
-    async def assign(self, samples: Samples) -> Samples:
+    async def assign(self, samples: Samples, group: GroupView) -> Samples:
         """Raises GroupEnd: `custom_advantage_none` (filtered), `..._invalid`, `..._failed`."""
         try:
-            value = await self._function(hook_input(samples))
+            value = await self._function(hook_input(samples), *([group] if self._takes_group else []))
         except self._failed as error:
             raise GroupEnd(CUSTOM_FAILED, f"the custom advantage function gave no value: {error}") from error
         try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from silva.credit.assign import session_reward
@@ -12,7 +13,13 @@ from silva.forest.lineage import SharedPrefix
 from silva.turns.session import Session
 from silva.types.errors import GroupEnd, SessionFailure
 from silva.types.messages import JsonObject
-from silva.types.rollout import Mode, Samples, SessionStatus, TrainingSample
+from silva.types.rollout import Mode, Samples, SessionStatus
+from silva.types.sample_view import GroupView
+
+log = logging.getLogger("silva.rollout")
+
+UNFIT = ("images_not_trainable", "several_contexts", "reward_invalid")
+"""Reasons of sessions whose samples the settings of their group do not let be trained."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,16 +55,18 @@ class RewardStage(Protocol):
         """The contexts of one session with their rewards. Raises SessionFailure."""
         ...
 
-    async def judge_group(self, ended: Sequence[tuple[Session, Samples]]) -> list[Samples | SessionFailure]:
-        """The same for all sessions of a group, one result each. Raises GroupEnd."""
+    async def judge_group(
+        self, ended: Sequence[tuple[Session, Samples]], failed_slots: Mapping[int, str]
+    ) -> list[Samples | SessionFailure]:
+        """The same for all sessions of a group, one result each. `failed_slots`: reason by slot. Raises GroupEnd."""
         ...
 
 
 class CreditStage(Protocol):
-    """Gives the contexts of a group their credits before the group counts."""
+    """Gives the contexts of a training group their credits before the group counts."""
 
-    async def assign(self, samples: Samples) -> Samples:
-        """All exported contexts of a group, in the order of its slots. Raises GroupEnd."""
+    async def assign(self, samples: Samples, group: GroupView) -> Samples:
+        """All exported contexts of a group, in the order of its slots; the same contexts come back. Raises GroupEnd."""
         ...
 
 
@@ -81,15 +90,22 @@ class GroupSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a session ended, before it is written. `retry`: its slot may get another session."""
+    """How a session ended, before it is written."""
 
     status: SessionStatus
+    """How the ledger counts it."""
     samples: Samples = ()
+    """The exported contexts; none unless the session is exported."""
     reason: str | None = None
+    """The ledger's word for a failure."""
     message: str | None = None
+    """What went wrong, for people."""
     reward: float | None = None
+    """The session's reward, None where it has none."""
     metadata: JsonObject = field(default_factory=dict[str, object])
+    """What the agent wrote beside the reward."""
     retry: bool = True
+    """Whether a failure leaves the slot another session."""
 
     @classmethod
     def exported(cls, samples: Samples) -> Outcome:
@@ -102,37 +118,132 @@ class Outcome:
         return cls(status="failed", reason=failure.reason, message=str(failure), retry=retry)
 
 
-def too_few_left(num_left: int, num_slots: int, settings: GroupSettings) -> GroupEnd | None:
-    """The end of a group of which too few sessions are left; None where enough are."""
+@dataclass(kw_only=True, eq=False)
+class SlotEnd:
+    """The last session of a slot. Rewards and credit change `outcome` on its way through the end of its group."""
+
+    slot: int
+    """Place in the group."""
+    session_id: str
+    """The session that the slot came to in the end."""
+    outcome: Outcome
+    """How that session ended, so far."""
+    session: Session | None = None
+    """The session itself; None where only its samples are on record."""
+
+    def failure(self) -> SlotFailure:
+        """What the failure budget and the group's result keep of a slot that yields nothing."""
+        outcome = self.outcome
+        return SlotFailure(
+            session_id=self.session_id, reason=outcome.reason or outcome.status, message=outcome.message or ""
+        )
+
+
+def checked(settings: GroupSettings, samples: Samples, *, judged: bool = True) -> Outcome:
+    """The end of a session that exported `samples`: failed where the settings do not let them be trained.
+
+    `judged`: their rewards are final. Another run of the agent would not help, so nothing here is retried.
+    """
+    try:
+        if settings.text_only:
+            _refuse_images(samples)
+        if settings.one_context is not None and len(samples) > 1:
+            what = f"session {samples[0].session_id} exported {len(samples)} contexts"
+            raise SessionFailure("several_contexts", f"{what}; {settings.one_context}")
+        if settings.one_reward and judged:
+            session_reward(samples)
+    except SessionFailure as failure:
+        return Outcome.failed(failure, retry=False)
+    return Outcome.exported(samples)
+
+
+async def judge_session(settings: GroupSettings, rewards: RewardStage, session: Session, samples: Samples) -> Outcome:
+    """The end of a session by itself; under group-wise rewards `judge_group` has the last word."""
+    outcome = checked(settings, samples, judged=False)
+    if outcome.status == "failed" or rewards.group_wise:
+        return outcome
+    try:
+        samples = await rewards.judge_session(session, samples)
+    except SessionFailure as failure:
+        return Outcome.failed(failure, retry=False)
+    return checked(settings, samples)
+
+
+async def judge_group(settings: GroupSettings, rewards: RewardStage, ends: Sequence[SlotEnd]) -> GroupEnd | None:
+    """Judge the exported sessions of a group as a whole, where rewards are given so. Returns why it does not count."""
+    left = _left(ends)
+    if not rewards.group_wise or not left:
+        return None
+    pairs = [(end.session, end.outcome.samples) for end in left if end.session is not None]
+    try:
+        verdicts = await rewards.judge_group(pairs, _failed_slots(ends))
+    except GroupEnd as found:
+        return found
+    for end, verdict in zip(left, verdicts, strict=True):
+        failed = isinstance(verdict, SessionFailure)
+        end.outcome = Outcome.failed(verdict, retry=False) if failed else checked(settings, verdict)
+    return None
+
+
+async def close_group(
+    settings: GroupSettings,
+    ends: Sequence[SlotEnd],
+    *,
+    prompt: Prompt,
+    group_id: str,
+    credit: CreditStage | None,
+    end: GroupEnd | None = None,
+) -> GroupResult:
+    """The end of a group whose sessions are judged: whether enough are left, then their credit, then the result.
+
+    `ends` are the slots in order; a slot without a session counts as lost. `end`: why the group does not count, where
+    that is known. Credit is given to training groups only, and before the group counts.
+    """
+    left = _left(ends)
+    end = end or _too_few_left(len(left), settings)
+    if end is None and credit is not None and settings.mode == "train":
+        view = GroupView(
+            group_id=group_id,
+            row_metadata=prompt.input.metadata or {},
+            label=prompt.label,
+            slots=[one.slot for one in left],
+            failed_slots=_failed_slots(ends),
+        )
+        try:
+            credited = iter(await credit.assign(_samples(left), view))
+            for one in left:
+                one.outcome = replace(one.outcome, samples=tuple(next(credited) for _ in one.outcome.samples))
+        except GroupEnd as found:
+            end = found
+    if end is not None:
+        log.warning("group %s is %s (%s): %s", group_id, end.state, end.reason, end)
+    failures = tuple(one.failure() for one in ends if one.outcome.status != "exported")
+    return GroupResult(prompt=prompt, group_id=group_id, samples=_samples(left), failures=failures, end=end)
+
+
+def _left(ends: Sequence[SlotEnd]) -> list[SlotEnd]:
+    return [end for end in ends if end.outcome.status == "exported"]
+
+
+def _samples(ends: Sequence[SlotEnd]) -> Samples:
+    return tuple(sample for end in ends for sample in end.outcome.samples)
+
+
+def _failed_slots(ends: Sequence[SlotEnd]) -> dict[int, str]:
+    return {end.slot: end.outcome.reason or "" for end in ends if end.outcome.status != "exported"}
+
+
+def _too_few_left(num_left: int, settings: GroupSettings) -> GroupEnd | None:
     if num_left >= settings.min_size:
         return None
     return GroupEnd(
         "group_too_small" if num_left else "all_sessions_failed",
-        f"{num_left} of {num_slots} sessions are left, and {settings.min_size} are needed (--agentic-min-group-size)",
+        f"{num_left} of {settings.num_samples} sessions are left, and {settings.min_size} are needed "
+        "(--agentic-min-group-size)",
     )
 
 
-def refuse_several(samples: Sequence[TrainingSample], one_context: str | None) -> None:
-    """Raise SessionFailure where a session has more than one context and, for the reason given, may not."""
-    if one_context is not None and len(samples) > 1:
-        what = f"session {samples[0].session_id} exported {len(samples)} contexts"
-        raise SessionFailure("several_contexts", f"{what}; {one_context}")
-
-
-def judged(settings: GroupSettings, verdict: Samples | SessionFailure) -> Outcome:
-    """The end of a session whose judgement is done: what it lacks then, another run of its agent would not give."""
-    if not isinstance(verdict, SessionFailure) and settings.one_reward:
-        try:
-            session_reward(verdict)
-        except SessionFailure as failure:
-            verdict = failure
-    if isinstance(verdict, SessionFailure):
-        return Outcome.failed(verdict, retry=False)
-    return Outcome.exported(verdict)
-
-
-def refuse_images(samples: Iterable[TrainingSample]) -> None:
-    """Raise SessionFailure where a sample holds images."""
+def _refuse_images(samples: Samples) -> None:
     for sample in samples:
         if sample.images:
             raise SessionFailure(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -85,14 +85,16 @@ class Rewards:
         self._check_given(session, samples)
         return samples
 
-    async def judge_group(self, ended: Sequence[tuple[Session, Samples]]) -> list[Samples | SessionFailure]:
+    async def judge_group(
+        self, ended: Sequence[tuple[Session, Samples]], failed_slots: Mapping[int, str]
+    ) -> list[Samples | SessionFailure]:
         """The same for the sessions of a group, with one call. A None in its list leaves what the agent gave.
 
         Raises GroupEnd: `group_reward_failed` where the function gave no value, `group_reward_invalid` where it is no
         list of one value a context.
         """
         flat = [(session, sample) for session, samples in ended for sample in samples]
-        views = [await self._view(session, sample) for session, sample in flat]
+        views = [await self._view(session, sample, failed_slots) for session, sample in flat]
         try:
             values = await self._ask(views)
         except UserCodeError as error:
@@ -155,8 +157,10 @@ class Rewards:
                 self._latencies_s.append(time.monotonic() - began_s)
         raise AssertionError("the last try returns or raises")
 
-    async def _view(self, session: Session, sample: TrainingSample) -> SampleView:
-        return await asyncio.to_thread(sample_view, session, sample, self._decode)
+    async def _view(
+        self, session: Session, sample: TrainingSample, failed_slots: Mapping[int, str] | None = None
+    ) -> SampleView:
+        return await asyncio.to_thread(sample_view, session, sample, self._decode, failed_slots)
 
     def _read(self, sample: TrainingSample, value: object, mode: Mode) -> Reward:
         where = f"{sample.place} (from {self._path})"

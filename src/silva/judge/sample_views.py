@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from silva.turns.session import Session
 from silva.types.rollout import TrainingSample
@@ -11,8 +11,11 @@ from silva.types.sample_view import SampleView
 Decode = Callable[[Sequence[int]], str]
 
 
-def sample_view(session: Session, sample: TrainingSample, decode: Decode) -> SampleView:
+def sample_view(
+    session: Session, sample: TrainingSample, decode: Decode, failed_slots: Mapping[int, str] | None = None
+) -> SampleView:
     """One exported context of a session that ended. `decode` turns ids into text, special tokens included."""
+    given = {} if session.input is None else session.input.to_json()
     cut = sample.prompt_len
     path = session.forest.nodes[sample.node_id].path()
     return SampleView(
@@ -23,7 +26,10 @@ def sample_view(session: Session, sample: TrainingSample, decode: Decode) -> Sam
         messages=[message.to_chat() for node in path for message in node.messages],
         label=session.label,
         metadata=sample.metadata,
-        input={} if session.input is None else session.input.to_json(),
+        input=given,
+        row_metadata=given.get("metadata") or {},
+        slot=session.slot,
+        failed_slots=dict(failed_slots or {}),
         reward=sample.reward,
         helpers=sample.helpers,
         status="truncated" if sample.truncated else "completed",

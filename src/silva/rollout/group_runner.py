@@ -1,13 +1,20 @@
-"""Sessions of one prompt: start, retry, record, and the group that is left."""
+"""Sessions of one prompt: start, retry, record, and the group that is left.
+
+slot 0   session 0-0 exported ------------------------+
+slot 1   session 1-0 failed   session 1-1 exported ---+--> judged as a group --> credited --> GroupResult
+slot 2   session 2-0 failed   session 2-1 failed -----+
+         (agents resident until their last one ends)
+"""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from silva.data.prompts import Prompt
 from silva.export.session_export import session_samples
@@ -18,44 +25,58 @@ from silva.judge.group_end import (
     GroupSettings,
     Outcome,
     RewardStage,
-    SlotFailure,
-    judged,
-    refuse_images,
-    refuse_several,
-    too_few_left,
+    SlotEnd,
+    close_group,
+    judge_group,
+    judge_session,
 )
-from silva.rollout.driver import RUNNER_LOST, SessionDriver
 from silva.rollout.failure_budget import FailureBudget
+from silva.rollout.group_driver import LEFT_OUT, RUNNER_LOST, GroupDriver, SessionResult
+from silva.rollout.leases import Leases
 from silva.store.ledger import RunLedger
 from silva.turns.session import Session
 from silva.turns.session_registry import SessionRegistry
-from silva.types.errors import GroupEnd, RunStopped, SessionFailure
-from silva.types.rollout import Mode, Samples, SessionRow
+from silva.types.errors import RunStopped, SessionFailure
+from silva.types.rollout import Mode, SessionRow
 
 log = logging.getLogger("silva.rollout")
 
+T = TypeVar("T")
 
 _STOPPED = Outcome(status="cancelled", reason="run_stopped", message="the run stopped before the session ended")
 
 
 @dataclass(kw_only=True, eq=False)
 class _Group:
-    """A group that runs. `num_resident` slots still have an agent, `left` is called when none has; `held` are the
-    sessions that ended and wait, unwritten, for the judgement of the whole group.
-    """
+    """A group that runs."""
 
     prompt: Prompt
+    """The row's use that the group samples."""
     group_id: str
+    """Names the prompt and the attempt; unique in the run."""
     seed_key: str
+    """Beginning of its sessions' seed keys: start step, prompt and attempt."""
     settings: GroupSettings
+    """How it runs."""
     left: Callable[[], None]
-    num_resident: int
-    held: dict[str, tuple[Session, Outcome]] = field(default_factory=dict[str, "tuple[Session, Outcome]"])
+    """To be called once, when no slot has an agent any more."""
+    resident: set[int]
+    """Slots that still have an agent, or may get another one."""
+    num_tries: Counter[int] = field(default_factory=Counter[int])
+    """Sessions opened, by slot."""
+    num_failed: Counter[int] = field(default_factory=Counter[int])
+    """Failed tries that count against the retries, by slot."""
+    unwritten: dict[str, Session] = field(default_factory=dict[str, Session])
+    """Sessions whose end is not in the ledger yet."""
+    ends: dict[int, SlotEnd] = field(default_factory=dict[int, SlotEnd])
+    """The last session of each slot, once it ended."""
 
-    def slot_left(self) -> None:
-        self.num_resident -= 1
-        if self.num_resident == 0:
-            self.left()
+    def leave(self, slot: int) -> None:
+        """The agent of a slot ended for good."""
+        if slot in self.resident:
+            self.resident.remove(slot)
+            if not self.resident:
+                self.left()
 
 
 class GroupRunner:
@@ -70,7 +91,8 @@ class GroupRunner:
         self,
         *,
         registry: SessionRegistry,
-        driver: SessionDriver,
+        driver: GroupDriver,
+        leases: Leases,
         ledger: RunLedger,
         budget: FailureBudget,
         rewards: RewardStage,
@@ -78,12 +100,13 @@ class GroupRunner:
         on_scored: Callable[[Mode], None] = lambda mode: None,
     ):
         """`credit` works on groups for training only; without it, samples stay without credit."""
-        self._rewards = rewards
-        self._credit = credit
         self._registry = registry
         self._driver = driver
+        self._leases = leases
         self._ledger = ledger
         self._budget = budget
+        self._rewards = rewards
+        self._credit = credit
         self._on_scored = on_scored
 
     async def run(
@@ -91,180 +114,165 @@ class GroupRunner:
         prompt: Prompt,
         settings: GroupSettings,
         *,
-        rollout_id: int,
+        start_step: int,
         attempt: int = 0,
         left: Callable[[], None] = lambda: None,
     ) -> GroupResult:
         """One group to its end. `left` is called when its agents ended; rewards and credit come after that."""
-        # random: a resumed run may make the same attempt again
-        group_id = f"g-{_dashed(prompt.prompt_id)}-{attempt}-{secrets.token_hex(4)}"
-        self._ledger.start_group(
-            group_id, prompt_id=prompt.prompt_id, n=settings.num_samples, start_step=rollout_id, attempt=attempt
-        )
+        name, slots = f"{prompt.prompt_id.replace(':', '-')}-{attempt}", range(settings.num_samples)
         group = _Group(
             prompt=prompt,
-            group_id=group_id,
-            seed_key=f"g{rollout_id}-{_dashed(prompt.prompt_id)}-{attempt}",
+            group_id=f"g-{name}-{secrets.token_hex(4)}",  # random: a resumed run may make the same attempt again
+            seed_key=f"g{start_step}-{name}",
             settings=settings,
             left=left,
-            num_resident=settings.num_samples,
+            resident=set(slots),
+        )
+        self._ledger.start_group(
+            group.group_id, prompt_id=prompt.prompt_id, n=len(slots), start_step=start_step, attempt=attempt
         )
         try:
             async with asyncio.TaskGroup() as tasks:
-                slots = [tasks.create_task(self._fill_slot(group, slot)) for slot in range(settings.num_samples)]
-            return await self._close(group, [slot.result() for slot in slots])
+                for together in [slots] if self._driver.whole_groups else [[slot] for slot in slots]:
+                    tasks.create_task(self._fill(group, together))
+            return await self._close(group)
         finally:
-            for session, _ in group.held.values():
-                self._write(session, _STOPPED)
+            for session in list(group.unwritten.values()):
+                self._write(group, session, _STOPPED)
 
-    async def _close(self, group: _Group, results: list[Samples | SlotFailure]) -> GroupResult:
-        """Judge what waits for the whole group, then credit what is left of it."""
-        samples = _exported(results)
-        try:
-            results = await self._judge_held(group, results)
-            samples = _exported(results)
-            num_left = sum(not isinstance(result, SlotFailure) for result in results)
-            if (small := too_few_left(num_left, len(results), group.settings)) is not None:
-                raise small
-            if self._credit is not None and group.settings.mode == "train":
-                samples = await self._credit.assign(samples)
-            end = None
-        except GroupEnd as found:
-            log.warning("group %s is %s (%s): %s", group.group_id, found.state, found.reason, found)
-            end = found
-        failures = tuple(result for result in results if isinstance(result, SlotFailure))
-        return GroupResult(prompt=group.prompt, group_id=group.group_id, samples=samples, failures=failures, end=end)
+    async def _close(self, group: _Group) -> GroupResult:
+        """The end of the group, by the rule that all groups have; sessions that waited for it are written."""
+        ends = [group.ends[slot] for slot in sorted(group.ends)]
+        found = await judge_group(group.settings, self._rewards, ends)
+        for end in ends:
+            if end.session is not None and end.session_id in group.unwritten:
+                self._write(group, end.session, end.outcome)
+                if found is None:
+                    self._count(end)
+        return await close_group(
+            group.settings, ends, prompt=group.prompt, group_id=group.group_id, credit=self._credit, end=found
+        )
 
-    async def _judge_held(self, group: _Group, results: list[Samples | SlotFailure]) -> list[Samples | SlotFailure]:
-        """Have the group judged as a whole, where rewards are given so, and write its sessions."""
-        if not group.held:
-            return results
-        waiting = [group.held[name] for name in map(_session_of, results) if name in group.held]
-        try:
-            verdicts = await self._rewards.judge_group([(session, outcome.samples) for session, outcome in waiting])
-        except GroupEnd:
-            for session, outcome in waiting:
-                self._end_held(group, session, outcome)
-            raise
-        settled: dict[str, Samples | SlotFailure] = {}
-        for (session, _), verdict in zip(waiting, verdicts, strict=True):
-            outcome = judged(group.settings, verdict)
-            self._end_held(group, session, outcome)
-            settled[session.session_id] = self._settled(session, outcome)
-        return [settled.get(_session_of(result), result) for result in results]
+    async def _fill(self, group: _Group, slots: Sequence[int]) -> None:
+        """One session after the other in each slot, until one is exported or the retries are used up."""
+        while slots:
+            slots = [end.slot for end in await self._round(group, slots) if self._runs_again(group, end)]
 
-    def _end_held(self, group: _Group, session: Session, outcome: Outcome) -> None:
-        del group.held[session.session_id]
-        self._write(session, outcome)
-
-    async def _fill_slot(self, group: _Group, slot: int) -> Samples | SlotFailure:
-        result = await self._run_slot(group, slot)
-        self._on_scored(group.settings.mode)
-        return result
-
-    async def _run_slot(self, group: _Group, slot: int) -> Samples | SlotFailure:
-        """One session after the other until one is exported or the retries are used up.
+    def _runs_again(self, group: _Group, end: SlotEnd) -> bool:
+        """Whether the slot gets another session.
 
         A session that was lost with the runner process says nothing about its agent: it costs neither a retry nor
         budget (the runner has a bound of its own). What fails after its agent ended, in its judgement or since the
         options do not let it be trained, fares no better by running the agent again.
         """
-        settings, num_failed = group.settings, 0
-        for try_index in itertools.count():
-            session = self._open(group, slot, try_index)
-            outcome = await self._run_session(group, session)
-            if outcome.reason == RUNNER_LOST:
-                log.warning("session %s failed (%s): %s", session.session_id, outcome.reason, outcome.message)
-                continue
-            result = self._settled(session, outcome)
-            if not isinstance(result, SlotFailure) or not outcome.retry:
-                return result
-            num_failed += 1
-            if num_failed > settings.num_retries:
-                group.slot_left()
-                return result
-        raise AssertionError("the tries are counted for ever")
+        outcome = end.outcome
+        if outcome.reason == RUNNER_LOST:
+            log.warning("session %s failed (%s): %s", end.session_id, outcome.reason, outcome.message)
+            return True
+        self._count(end)
+        if outcome.status != "exported" and outcome.retry:
+            group.num_failed[end.slot] += 1
+            if group.num_failed[end.slot] <= group.settings.num_retries:
+                return True
+        group.leave(end.slot)
+        group.ends[end.slot] = end
+        self._on_scored(group.settings.mode)
+        return False
 
-    def _open(self, group: _Group, slot: int, try_index: int) -> Session:
-        settings, prompt = group.settings, group.prompt
+    def _count(self, end: SlotEnd) -> None:
+        """Count a session that ended in the failure budget."""
+        if end.outcome.status == "exported":
+            self._budget.success()
+            return
+        failure = end.failure()
+        log.warning("session %s failed (%s): %s", failure.session_id, failure.reason, failure.message)
+        self._budget.failure(failure)
+
+    async def _round(self, group: _Group, slots: Sequence[int]) -> list[SlotEnd]:
+        """A new session in each of these slots: its agent, its export and its judgement."""
+        opened = [self._open(group, slot) for slot in slots]
+
+        def again(session: Session) -> Session:
+            opened.append(self._open(group, session.slot))
+            return opened[-1]
+
+        try:
+            results = await self._guarded(_names(opened), self._driver.run(tuple(opened), again))
+        finally:
+            for session in opened:
+                await self._registry.end(session.session_id)
+                self._leases.release(session)
+        if isinstance(results, SessionFailure):
+            results = dict.fromkeys((session.session_id for session in opened), results)
+        last: dict[int, Session] = {}
+        for session in opened:
+            if session.slot not in last or isinstance(results.get(session.session_id), list):
+                last[session.slot] = session
+        missing = SessionFailure(LEFT_OUT, "the agent loop did not return this session")
+        for session in opened:
+            if session is not last[session.slot]:
+                result = results.get(session.session_id)
+                failure = result if isinstance(result, SessionFailure) else missing
+                self._write(group, session, Outcome.failed(failure))
+        ended = [(session, results.get(session.session_id, missing)) for session in last.values()]
+        return await asyncio.gather(*(self._end(group, session, result) for session, result in ended))
+
+    def _open(self, group: _Group, slot: int) -> Session:
+        """A session in the ledger and for the gateway, with its lease."""
+        settings, prompt, try_index = group.settings, group.prompt, group.num_tries[slot]
+        group.num_tries[slot] += 1
         session_id = f"{group.group_id}-{slot}-{try_index}-{secrets.token_hex(12)}"
         self._ledger.start_session(session_id, group_id=group.group_id, slot=slot, try_index=try_index)
         session = self._registry.open(session_id, group.group_id, settings.mode)
-        session.slot = slot
-        session.try_index = try_index
-        session.row = prompt.row
-        session.input = prompt.input
-        session.label = prompt.label
-        session.prompt_id = prompt.prompt_id
+        session.slot, session.try_index, session.row = slot, try_index, prompt.row
+        session.input, session.label, session.prompt_id = prompt.input, prompt.label, prompt.prompt_id
         whole = settings.mode == "train" or self._rewards.group_wise
         session.runtime_group_id = group.group_id if whole else f"{group.group_id}-{slot}"
         session.seed_key = f"{group.seed_key}-{slot}-{try_index}"
+        group.unwritten[session_id] = session
+        self._leases.grant(session)
         return session
 
-    def _settled(self, session: Session, outcome: Outcome) -> Samples | SlotFailure:
-        """What a slot yields of a session that ended. Counts it in the failure budget."""
-        if outcome.status == "exported":
-            self._budget.success()
-            return outcome.samples
-        failure = SlotFailure(session_id=session.session_id, reason=outcome.reason or "", message=outcome.message or "")
-        log.warning("session %s failed (%s): %s", session.session_id, failure.reason, failure.message)
-        self._budget.failure(failure)
-        return failure
-
-    async def _run_session(self, group: _Group, session: Session) -> Outcome:
-        """The recorder: whatever happens to the session, its end is written once (by `_judge_held` where it waits for
-        the judgement of its group).
+    async def _end(self, group: _Group, session: Session, result: SessionResult) -> SlotEnd:
+        """Form the contexts of a session whose agent ended, and judge them. Its end is written, unless the whole group
+        is judged at once: then `_close` does it.
         """
-        outcome, in_runtime = _STOPPED, True
+        settings = group.settings
+        if isinstance(result, SessionFailure):
+            samples = result
+        else:
+            export = asyncio.to_thread(session_samples, session, result, settings.shared_prefix)
+            samples = await self._guarded(_names([session]), export)
+        if isinstance(samples, SessionFailure):
+            outcome = Outcome.failed(samples, retry=samples.reason != LEFT_OUT)
+        else:
+            group.leave(session.slot)
+            judgement = judge_session(settings, self._rewards, session, samples)
+            judged = await self._guarded(_names([session]), judgement)
+            outcome = Outcome.failed(judged, retry=False) if isinstance(judged, SessionFailure) else judged
+        if outcome.status != "exported" or not self._rewards.group_wise:
+            self._write(group, session, outcome)
+        return SlotEnd(slot=session.slot, session_id=session.session_id, session=session, outcome=outcome)
+
+    async def _guarded(self, what: str, work: Awaitable[T]) -> T | SessionFailure:
+        """The recorder: whatever goes wrong is a failure on record, except what ends the run."""
         try:
-            samples = await self._export(group.settings, session)
-            in_runtime = False
-            group.slot_left()
-            # What the options do not let be trained, whatever another run of the agent would bring.
-            if group.settings.text_only:
-                refuse_images(samples)
-            refuse_several(samples, group.settings.one_context)
-            if self._rewards.group_wise:
-                outcome = Outcome.exported(samples)
-                group.held[session.session_id] = (session, outcome)
-                return outcome
-            outcome = judged(group.settings, await self._rewards.judge_session(session, samples))
+            return await work
         except SessionFailure as failure:
-            outcome = Outcome.failed(failure, retry=in_runtime)
+            return failure
         except RunStopped:
             raise  # no fault of this session: it is cancelled with the run
         except Exception as error:  # a session's fault must not take the run with it
-            log.exception("session %s failed inside Silva", session.session_id)
-            message = f"{type(error).__name__}: {error}"
-            outcome = Outcome.failed(SessionFailure("internal_error", message), retry=in_runtime)
-        finally:
-            if session.session_id not in group.held:
-                self._write(session, outcome)
-        return outcome
+            log.exception("%s failed inside Silva", what)
+            return SessionFailure("internal_error", f"{type(error).__name__}: {error}")
 
-    async def _export(self, settings: GroupSettings, session: Session) -> Samples:
-        """Run the session's agent and form the contexts that it exports. Raises SessionFailure."""
-        try:
-            session.open_gate()
-            records = await self._driver.run(session)
-        finally:
-            await self._registry.end(session.session_id)
-        return await asyncio.to_thread(session_samples, session, records, settings.shared_prefix)
-
-    def _write(self, session: Session, outcome: Outcome) -> None:
+    def _write(self, group: _Group, session: Session, outcome: Outcome) -> None:
+        del group.unwritten[session.session_id]
         self._ledger.end_session(session_record(session, outcome))
 
 
-def _dashed(prompt_id: str) -> str:
-    return prompt_id.replace(":", "-")
-
-
-def _exported(results: Iterable[Samples | SlotFailure]) -> Samples:
-    return tuple(sample for result in results if not isinstance(result, SlotFailure) for sample in result)
-
-
-def _session_of(result: Samples | SlotFailure) -> str:
-    return result.session_id if isinstance(result, SlotFailure) else result[0].session_id
+def _names(sessions: Iterable[Session]) -> str:
+    return "session " + ", ".join(session.session_id for session in sessions)
 
 
 def session_record(session: Session, outcome: Outcome) -> SessionRow:

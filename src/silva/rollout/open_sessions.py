@@ -9,6 +9,7 @@ from silva.export.session_export import export_session, session_samples
 from silva.forest.lineage import SharedPrefix
 from silva.judge.group_end import Outcome
 from silva.rollout.group_runner import session_record
+from silva.rollout.leases import Leases
 from silva.store.ledger import RunLedger
 from silva.turns.session import Session
 from silva.types.errors import SessionFailure
@@ -25,8 +26,16 @@ class OpenSessions:
     counts as ended when its rows are in the run's database.
     """
 
-    def __init__(self, ledger: RunLedger, exporter: Exporter | None = None, *, shared_prefix: SharedPrefix = "once"):
+    def __init__(
+        self,
+        ledger: RunLedger,
+        leases: Leases,
+        exporter: Exporter | None = None,
+        *,
+        shared_prefix: SharedPrefix = "once",
+    ):
         self._ledger = ledger
+        self._leases = leases
         self._exporter = exporter or Exporter()
         self._shared_prefix: SharedPrefix = shared_prefix
         self._num_opened = 0
@@ -39,6 +48,7 @@ class OpenSessions:
         )
         self._num_opened += 1
         session.prompt_id = prompt_id
+        self._leases.grant(session)
         self._ledger.start_group(session.group_id, prompt_id=prompt_id, n=1, start_step=0)
         self._ledger.start_session(session.session_id, group_id=session.group_id, slot=0)
 
@@ -67,6 +77,7 @@ class OpenSessions:
 
     async def _end(self, session: Session, outcome: Outcome) -> None:
         assert session.prompt_id is not None
+        self._leases.release(session)
         self._ledger.end_session(session_record(session, outcome))
         if outcome.status == "exported":
             self._ledger.end_prompts([session.prompt_id], "delivered", train_step=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import logging
 import sqlite3
@@ -12,24 +11,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from silva.credit.assign import CreditShare, assign_group_credit
-from silva.credit.spread import CreditFunction
+from silva.data.prompts import Prompt
 from silva.export.exporter import Exporter
 from silva.export.session_export import export_session, session_samples
-from silva.forest.lineage import SharedPrefix
 from silva.forest.restore import restore_forest
 from silva.forest.session_forest import SessionForest
-from silva.judge.group_end import CreditStage, GroupSettings, Outcome, RewardStage, too_few_left
-from silva.rollout.driver import NO_OUTPUT_REASONS
+from silva.judge.group_end import (
+    CreditStage,
+    GroupSettings,
+    Outcome,
+    RewardStage,
+    SlotEnd,
+    close_group,
+    judge_group,
+    judge_session,
+)
 from silva.rollout.open_sessions import OPEN_DATASET
+from silva.rollout.process_driver import NO_OUTPUT_REASONS
 from silva.store.dumps import session_lines, session_rows
 from silva.store.encode import short_floats
 from silva.store.queries import Context
 from silva.store.stored import StoredSession, load_session
 from silva.turns.session import Session
 from silva.types.clock import SystemClock
-from silva.types.errors import GroupEnd, SessionFailure
-from silva.types.rollout import Mode, Samples, TrainingSample
+from silva.types.errors import SessionFailure
+from silva.types.rollout import Mode, SessionInput, TrainingSample
 
 log = logging.getLogger("silva.rollout")
 
@@ -73,24 +79,10 @@ class Account:
 
 @dataclass(kw_only=True, eq=False)
 class _Anew:
-    """A recorded session, opened again. `outcome` is None for one that stays as it is."""
+    """A recorded session. `session` is it opened again; None for one that stays as it is."""
 
     row: Row
-    session: Session | None = None
-    outcome: Outcome | None = None
-
-
-class GroupCredit:
-    """Credit from the rewards of a group. `share`: how a session's reaches its contexts."""
-
-    def __init__(self, *, credit_of: CreditFunction, share: CreditShare, shared_prefix: SharedPrefix):
-        self._assign = functools.partial(
-            assign_group_credit, credit_of=credit_of, share=share, shared_prefix=shared_prefix
-        )
-
-    async def assign(self, samples: Samples) -> Samples:
-        """Contexts of sessions whose reward cannot be used are left out."""
-        return tuple(self._assign(samples)[0])
+    end: SlotEnd
 
 
 class Reexport:
@@ -140,17 +132,14 @@ class Reexport:
         account.before.groups[rows[0]["prompt_state"], rows[0]["prompt_reason"]] += 1
         sessions = [kept for _, slot in itertools.groupby(rows, lambda row: row["slot"]) for kept in self._slot(slot)]
         account.num_left_out += len(rows) - len(sessions)
-        end = await self._judge(sessions)
-        end = await self._assign(sessions, account) if end is None else end
-        state = self._group_state(rows[0], sessions, end)
+        state = await self._close(rows[0], sessions, account)
         account.after.groups[state["prompt_state"], state["prompt_reason"]] += 1
         lines: list[Row] = []
         for anew in sessions:
-            samples = () if anew.outcome is None else anew.outcome.samples
-            row = {**anew.row, **state, **_ended(anew.outcome)}
+            samples, session = anew.end.outcome.samples, anew.end.session
+            row = {**anew.row, **state, **_ended(anew.end.outcome)}
             account.after.count(row, len(samples))
-            forest = None if anew.session is None else anew.session.forest
-            contexts = [] if forest is None else [_context(forest, sample) for sample in samples]
+            contexts = [] if session is None else [_context(session.forest, sample) for sample in samples]
             lines += session_lines(self._conn, row, contexts)
         return lines
 
@@ -165,28 +154,38 @@ class Reexport:
     def _slot(self, tries: Iterable[Row]) -> Iterator[_Anew]:
         """The tries of a slot up to the first that is exported now: after it no other would have been made."""
         for row in tries:
-            anew = self._export(row)
-            yield anew
-            if anew.outcome is not None and anew.outcome.status == "exported":
+            session, outcome = self._export(row)
+            yield _Anew(
+                row=row, end=SlotEnd(slot=row["slot"], session_id=row["session_id"], session=session, outcome=outcome)
+            )
+            if session is not None:
                 return
 
-    def _export(self, row: Row) -> _Anew:
+    def _export(self, row: Row) -> tuple[Session | None, Outcome]:
+        """The session opened again with its contexts; without one where it stays as recorded, or fails now."""
+        recorded = Outcome(
+            status=row["status"],
+            reason=row["reason"],
+            message=row["error"],
+            reward=row["session_reward"],
+            metadata=row["session_metadata"],
+        )
         if row["status"] not in ("exported", "failed") or row["reason"] in NO_OUTPUT_REASONS:
-            return _Anew(row=row)
+            return None, recorded
         where = f"session {row['session_id']}"
         try:
             stored = load_session(self._conn, row["session_id"])
             if stored.output is None and row["reason"] in ("output_invalid", "internal_error"):
-                return _Anew(row=row)  # what it wrote was not kept, or it is not known that its agent ended
+                return None, recorded  # what it wrote was not kept, or it is not known that its agent ended
             session = self._open(row, stored)
             records = export_session(self._exporter, session)
             samples = session_samples(session, records, self._settings[session.mode].shared_prefix)
         except SessionFailure as failure:
-            return _Anew(row=row, outcome=Outcome.failed(failure))
+            return None, Outcome.failed(failure)
         except (ValueError, TypeError, LookupError) as error:
             failure = SessionFailure(LEDGER_DAMAGED, f"{where} cannot be read from the ledger: {error}")
-            return _Anew(row=row, outcome=Outcome.failed(failure))
-        return _Anew(row=row, session=session, outcome=Outcome.exported(samples))
+            return None, Outcome.failed(failure)
+        return session, Outcome.exported(samples)
 
     def _open(self, row: Row, stored: StoredSession) -> Session:
         session = Session(
@@ -199,6 +198,9 @@ class Reexport:
             label=stored.label,
             output=stored.output,
             prompt_id=row["prompt_id"],
+            slot=row["slot"],
+            try_index=row["try_index"],
+            row=row["row"],
             requests=stored.requests,
         )
         session.ended = True
@@ -206,69 +208,51 @@ class Reexport:
 
     # -- rewards and credit -----------------------------------------------------------------------------------------
 
-    async def _judge(self, sessions: Sequence[_Anew]) -> GroupEnd | None:
-        """Give the exported sessions of a group their rewards."""
-        exported = [anew for anew in sessions if anew.session is not None]
-        if not exported:
-            return None
-        pairs = [(anew.session, anew.outcome.samples) for anew in exported if anew.session and anew.outcome]
-        if self._rewards.group_wise:
-            try:
-                verdicts = await self._rewards.judge_group(pairs)
-            except GroupEnd as end:
-                return end
-        else:
-            verdicts = await asyncio.gather(*(self._judge_one(session, samples) for session, samples in pairs))
-        for anew, verdict in zip(exported, verdicts, strict=True):
-            if not isinstance(verdict, SessionFailure):
-                anew.outcome = Outcome.exported(verdict)
-            elif verdict.reason != REWARD_MISSING or anew.row["dataset"] != OPEN_DATASET:
-                anew.outcome = Outcome.failed(verdict)
-        return None
-
-    async def _judge_one(self, session: Session, samples: Samples) -> Samples | SessionFailure:
-        try:
-            return await self._rewards.judge_session(session, samples)
-        except SessionFailure as failure:
-            return failure
-
-    async def _assign(self, sessions: Sequence[_Anew], account: Account) -> GroupEnd | None:
-        """Give the contexts of a training group their credits."""
-        exported = [anew.outcome for anew in sessions if anew.outcome is not None and anew.outcome.samples]
-        settings: GroupSettings = self._settings[sessions[0].row["mode"]]
-        if settings.mode != "train" or not exported:
-            return None
-        try:
-            credited = await self._credit.assign(tuple(sample for outcome in exported for sample in outcome.samples))
-        except GroupEnd as end:
-            return end
-        found = {(sample.session_id, sample.name): sample for sample in credited}
-        for anew in sessions:
-            if anew.outcome is None or not anew.outcome.samples:
-                continue
-            samples = tuple(found.get((one.session_id, one.name), one) for one in anew.outcome.samples)
-            account.num_without_credit += any(sample.credit is None for sample in samples)
-            anew.outcome = replace(anew.outcome, samples=samples)
-        return None
-
-    def _group_state(self, row: Row, sessions: Sequence[_Anew], end: GroupEnd | None) -> Row:
-        """How the prompt of a group ends now. One that has not ended yet is left so."""
+    async def _close(self, row: Row, sessions: Sequence[_Anew], account: Account) -> Row:
+        """Rewards and credit by the rule of a live group, and how the prompt ends then. One that has not ended yet is
+        left so.
+        """
+        ends = list({anew.end.slot: anew.end for anew in sessions}.values())
+        settings = replace(self._settings[row["mode"]], num_samples=row["group_size"])
+        exported = [end.outcome for end in ends]
+        await asyncio.gather(*(self._judge(settings, end) for end in ends))
+        found = await judge_group(settings, self._rewards, ends)
+        if row["dataset"] == OPEN_DATASET:  # sessions that clients opened need no reward
+            for end, outcome in zip(ends, exported, strict=True):
+                end.outcome = outcome if end.outcome.reason == REWARD_MISSING else end.outcome
+        result = await close_group(
+            settings, ends, prompt=_prompt(row, ends), group_id=row["group_id"], credit=self._credit, end=found
+        )
+        if result.end is None and settings.mode == "train":
+            contexts = (end.outcome.samples for end in ends)
+            account.num_without_credit += sum(any(one.credit is None for one in some) for some in contexts)
         if row["prompt_state"] == "pending":
             return {"prompt_state": "pending", "prompt_reason": row["prompt_reason"]}
-        if end is not None:
-            log.warning("group %s is %s (%s): %s", row["group_id"], end.state, end.reason, end)
-            return {"prompt_state": end.state, "prompt_reason": end.reason}
-        num_left = sum(anew.outcome is not None and anew.outcome.status == "exported" for anew in sessions)
-        small = too_few_left(num_left, row["group_size"], self._settings[row["mode"]])
-        if small is not None:
-            return {"prompt_state": small.state, "prompt_reason": small.reason}
+        if result.end is not None:
+            return {"prompt_state": result.end.state, "prompt_reason": result.end.reason}
         return {"prompt_state": "trained" if row["prompt_state"] == "trained" else "delivered", "prompt_reason": None}
 
+    async def _judge(self, settings: GroupSettings, end: SlotEnd) -> None:
+        if end.session is not None:
+            end.outcome = await judge_session(settings, self._rewards, end.session, end.outcome.samples)
 
-def _ended(outcome: Outcome | None) -> Row:
-    """What the lines of a session say of its end, where that is a new one."""
-    if outcome is None:
-        return {}
+
+def _prompt(row: Row, ends: Sequence[SlotEnd]) -> Prompt:
+    """The group's prompt, with what its sessions were given."""
+    session = next((end.session for end in ends if end.session is not None), None)
+    return Prompt(
+        prompt_id=row["prompt_id"],
+        dataset=row["dataset"],
+        epoch=row["epoch"],
+        row=row["row"],
+        position=row["position"],
+        input=(session and session.input) or SessionInput(metadata={}),
+        label=session and session.label,
+    )
+
+
+def _ended(outcome: Outcome) -> Row:
+    """What the lines of a session say of its end."""
     return {
         "status": outcome.status,
         "reason": outcome.reason,

@@ -7,9 +7,10 @@ from pathlib import Path
 from silva.agent.environment import parse_agent_env
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
-from silva.rollout.driver import AgentSettings, ProcessDriver
 from silva.rollout.failure_budget import FailureBudget
+from silva.rollout.group_driver import EachSession
 from silva.rollout.group_runner import GroupRunner
+from silva.rollout.process_driver import AgentSettings, ProcessDriver
 from silva.run.producer import Producer, ProducerSettings
 from silva.run.report import StepReport
 from silva.run.runtime import Runtime
@@ -57,7 +58,8 @@ async def open_groups(runtime: Runtime, *, credited: bool = False) -> tuple[Grou
     runtime.step_numbers.append(rewards.take_numbers)
     groups = GroupRunner(
         registry=runtime.registry,
-        driver=ProcessDriver(runner, settings, runtime.clock, runtime.registry.end, runtime.exporter),
+        driver=EachSession(ProcessDriver(runner, settings, runtime.clock, runtime.registry.end, runtime.exporter)),
+        leases=runtime.leases,
         ledger=runtime.ledger,
         budget=budget,
         rewards=rewards,

@@ -8,7 +8,7 @@ from typing import Protocol
 from silva.codec import TurnCodec
 from silva.config.options import RunConfig
 from silva.inference.engine import Engine
-from silva.rollout.driver import AgentProcesses
+from silva.rollout.process_driver import AgentProcesses
 from silva.types.clock import Clock
 
 

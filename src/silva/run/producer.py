@@ -119,7 +119,7 @@ class Producer:
                 return
             attempt = self._issue(prompt)
             run = self._groups.run(
-                prompt, self._group_settings, rollout_id=step.rollout_id, attempt=attempt, left=step.left
+                prompt, self._group_settings, start_step=step.rollout_id, attempt=attempt, left=step.left
             )
             task = tasks.create_task(run)
             task.add_done_callback(lambda _: step.wake.set())

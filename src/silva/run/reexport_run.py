@@ -17,11 +17,9 @@ from silva.config.options import RunConfig
 from silva.config.validate import validate_judgement
 from silva.export.exporter import Exporter
 from silva.judge.sample_views import Decode
-from silva.rollout.reexport import Account, GroupCredit, Reexport, Side
+from silva.rollout.reexport import Account, Reexport, Side
 from silva.run.parts import run_id_of
 from silva.run.settings import (
-    credit_of,
-    credit_share,
     group_settings,
 )
 from silva.run.user_code import build_credit, build_rewards, open_user_code
@@ -74,16 +72,11 @@ async def _reexport(
         if config.custom_rm_path is not None or config.has_custom_advantage:
             folder.mkdir(parents=True, exist_ok=True)  # for the log of the functions, which stands beside the files
         code = await open_user_code(config, folder, run_id_of(run_dir), stack)
-        credit = build_credit(config, code) or GroupCredit(
-            credit_of=credit_of(config),
-            share=credit_share(config) or "shared",
-            shared_prefix=config.agentic_shared_prefix,
-        )
         work = Reexport(
             conn,
             exporter=Exporter(config),
             rewards=build_rewards(config, code, _no_texts if code.reward is None else _decoder(config)),
-            credit=credit,
+            credit=build_credit(config, code),
             settings={mode: group_settings(config, mode) for mode in ("train", "eval")},
             width=1 if code.reward is None and code.advantage is None else GROUPS_AT_ONCE,
         )

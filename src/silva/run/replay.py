@@ -29,6 +29,7 @@ from silva.gateway.options import GatewayOptions
 from silva.gateway.server import GatewayServer
 from silva.inference.scripted import ScriptedEngine, ScriptLine
 from silva.parsers import TurnParser
+from silva.rollout.leases import Leases
 from silva.run.parts import load_codec
 from silva.store.media import MediaStore
 from silva.turns.session import Session
@@ -218,7 +219,13 @@ async def _gateway(
             options=config,
             media=MediaStore(Path(folder)),
         )
-        registry = SessionRegistry(engine, clock, open_sessions=True, on_open=opened.append)
+        leases = Leases(engine)
+
+        def on_open(session: Session) -> None:
+            opened.append(session)
+            leases.grant(session)
+
+        registry = SessionRegistry(engine, clock, open_sessions=True, on_open=on_open)
         server = GatewayServer(GatewayApp(registry, turns, clock, GatewayOptions()), GatewayOptions())
         await server.start()
         try:

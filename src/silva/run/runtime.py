@@ -18,6 +18,7 @@ from silva.gateway.recorder import Recorder
 from silva.gateway.server import GatewayServer
 from silva.inference.engine import Engine
 from silva.processes.sweep import sweep_run
+from silva.rollout.leases import Leases
 from silva.rollout.open_sessions import OpenSessions
 from silva.run.parts import load_codec, load_parser, run_id_of
 from silva.run.setup import RunSetup
@@ -43,6 +44,7 @@ class Runtime:
     engine: Engine
     ledger: RunLedger
     registry: SessionRegistry
+    leases: Leases
     turns: TurnService
     exporter: Exporter
     server: GatewayServer
@@ -102,8 +104,9 @@ async def open_runtime(
         engine = await asyncio.to_thread(lambda: build(config, codec, clock, hf_dir=hf_dir, version=version))
         await engine.start()
         stack.push_async_callback(engine.close)
-        exporter = Exporter(config)
-        accounts = OpenSessions(ledger, exporter, shared_prefix=config.agentic_shared_prefix) if open_sessions else None
+        exporter, leases = Exporter(config), Leases(engine)
+        shared_prefix = config.agentic_shared_prefix
+        accounts = OpenSessions(ledger, leases, exporter, shared_prefix=shared_prefix) if open_sessions else None
         registry, turns, server = await open_gateway(config, codec, engine, clock, stack, accounts, run_dir, record)
         ledger.event("run_start", {"run_id": run_id, "base_url": server.base_url, "resumed": recovered is not None})
         yield Runtime(
@@ -114,6 +117,7 @@ async def open_runtime(
             engine=engine,
             ledger=ledger,
             registry=registry,
+            leases=leases,
             turns=turns,
             exporter=exporter,
             server=server,

@@ -66,6 +66,6 @@ def credit_of(config: RunConfig) -> CreditFunction:
     )
 
 
-def credit_share(config: RunConfig) -> CreditShare | None:
-    """How the credit of a session's reward reaches its contexts; None where a function of the user gives credit."""
-    return None if config.has_custom_advantage else config.agentic_credit or "shared"
+def credit_share(config: RunConfig) -> CreditShare:
+    """How the credit of a session's reward reaches its contexts."""
+    return config.agentic_credit or "shared"

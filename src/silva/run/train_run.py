@@ -9,7 +9,6 @@ from pathlib import Path
 
 from silva.config.options import RunConfig
 from silva.config.parse import write_config_file
-from silva.config.validate import one_context_reason
 from silva.data.rows import Dataset
 from silva.rollout.failure_budget import FailureBudget
 from silva.rollout.group_runner import GroupRunner
@@ -17,11 +16,11 @@ from silva.rollout.recorded_groups import RecordedGroups
 from silva.run.assembly import build_producer, build_report, open_groups
 from silva.run.build_learner import open_learner
 from silva.run.evaluator import Evaluator
-from silva.run.loop import Trainer, TrainerSettings
 from silva.run.parts import run_id_of
 from silva.run.prepared import Prepared
+from silva.run.run_loop import RunLoop, RunLoopSettings
 from silva.run.runtime import Runtime, open_runtime
-from silva.run.settings import credit_of, credit_share, eval_concurrency, group_settings
+from silva.run.settings import eval_concurrency, group_settings, trained_groups
 from silva.run.setup import RunResult, RunSetup
 from silva.run.user_code import build_credit, open_user_code
 from silva.store.files import DB_NAME, lock_run
@@ -59,7 +58,7 @@ async def train(setup: RunSetup, prepared: Prepared) -> RunResult:
         )
         groups, budget = await open_groups(runtime, credited=True)
         metrics = MetricsWriter(run_dir, keep_before_step=first if setup.resumed else None)
-        trainer = Trainer(
+        loop = RunLoop(
             backend=backend,
             engine=runtime.engine,
             source=build_producer(runtime, prepared.prompts, groups, budget, replace_dropped=True),
@@ -67,13 +66,13 @@ async def train(setup: RunSetup, prepared: Prepared) -> RunResult:
             ledger=runtime.ledger,
             metrics=metrics,
             report=build_report(runtime),
-            settings=_trainer_settings(config, run_dir, first),
+            settings=_loop_settings(config, run_dir, first),
             say=say,
         )
         try:
-            num_steps = await trainer.run()
+            num_steps = await loop.run()
         except BaseException:
-            at = trainer.saved_rollout
+            at = loop.saved_rollout
             where = f"goes on at step {at}" if at else "starts over, since no checkpoint was written (--save-interval)"
             log.info("the run ended early; silva train --resume %s %s", run_dir, where)
             raise
@@ -98,11 +97,10 @@ async def train_on_records(setup: RunSetup) -> RunResult:
         source = RecordedGroups(
             config.load_debug_rollout_data,
             num_rollout=config.num_rollout,
+            settings=trained_groups(config),
             credit=build_credit(config, user_code),
-            one_context=one_context_reason(config),
-            shared_prefix=config.agentic_shared_prefix,
         )
-        trainer = Trainer(
+        loop = RunLoop(
             backend=await open_learner(config, stack, user_code, num_rollout=config.num_rollout),
             engine=None,
             source=source,
@@ -110,10 +108,10 @@ async def train_on_records(setup: RunSetup) -> RunResult:
             ledger=None,
             metrics=metrics,
             report=None,
-            settings=_trainer_settings(config, run_dir, 0),
+            settings=_loop_settings(config, run_dir, 0),
             say=say,
         )
-        num_steps = await trainer.run()
+        num_steps = await loop.run()
     say(f"done; the numbers are in {run_dir / METRICS_NAME}")
     return RunResult(run_dir=run_dir, num_steps=num_steps, metrics=metrics.latest)
 
@@ -135,17 +133,15 @@ def _evaluator(
     )
 
 
-def _trainer_settings(config: RunConfig, run_dir: Path, first: int) -> TrainerSettings:
+def _loop_settings(config: RunConfig, run_dir: Path, first: int) -> RunLoopSettings:
     whole = config.rollout_batch_size and config.rollout_batch_size * config.n_samples_per_prompt
-    return TrainerSettings(
+    return RunLoopSettings(
         run_dir=run_dir,
         first_rollout=first,
         num_rollout=config.num_rollout,
         global_batch_size=config.global_batch_size or whole,
         num_steps=config.num_steps_per_rollout,
-        credit_of=credit_of(config),
-        credit_share=credit_share(config),
-        shared_prefix=config.agentic_shared_prefix,
+        custom_credit=config.has_custom_advantage,
         eval_interval=config.eval_interval,
         save_interval=config.save_interval,
         save_hf=None if config.save_hf is None else Path(config.save_hf),

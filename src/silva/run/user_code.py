@@ -9,12 +9,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from silva.config.options import RunConfig
+from silva.judge.credit_stage import GroupCredit
 from silva.judge.custom_advantage import ADVANTAGE_PARAMS, CustomAdvantage
 from silva.judge.group_end import CreditStage
 from silva.judge.rewards import GROUP_RM_PARAMS, RM_PARAMS, Rewards
 from silva.judge.sample_views import Decode
 from silva.judge.user_function import UserCodeError, UserFunction, UserFunctionPool
+from silva.run.settings import credit_of, credit_share
 from silva.train.custom_tis import TIS_PARAMS, CustomTis
+from silva.types.errors import ConfigError
 from silva.types.sample_view import OptionsView
 
 log = logging.getLogger("silva")
@@ -28,6 +31,8 @@ class UserCode:
 
     reward: UserFunction | None = None
     advantage: UserFunction | None = None
+    advantage_takes_group: bool = False
+    """Whether the advantage function has a second parameter, for the group."""
     tis: UserFunction | None = None
 
 
@@ -50,12 +55,12 @@ async def open_user_code(
     )
     await stack.enter_async_context(pool)
     reward = advantage = tis = None
+    takes_group = False
     if config.custom_rm_path is not None:
         params = GROUP_RM_PARAMS if config.group_rm else RM_PARAMS
         reward = await pool.check(config.custom_rm_path, "--custom-rm-path", params)
     if config.agentic_custom_advantage_path is not None:
-        flag = "--agentic-custom-advantage-path"
-        advantage = await pool.check(config.agentic_custom_advantage_path, flag, ADVANTAGE_PARAMS)
+        advantage, takes_group = await _check_advantage(pool, config.agentic_custom_advantage_path)
     if tis_path is not None:
         tis = await pool.check(tis_path, "--custom-tis-function-path", TIS_PARAMS)
     if reward is not None and advantage is not None and not config.group_rm:
@@ -64,15 +69,30 @@ async def open_user_code(
             "would still give rewards)",
             config.custom_rm_path,
         )
-    return UserCode(reward=reward, advantage=advantage, tis=tis)
+    return UserCode(reward=reward, advantage=advantage, advantage_takes_group=takes_group, tis=tis)
 
 
-def build_credit(config: RunConfig, user_code: UserCode) -> CreditStage | None:
-    """What gives the contexts of training groups their credit before the groups count; None: their rewards do."""
+async def _check_advantage(pool: UserFunctionPool, path: str) -> tuple[UserFunction, bool]:
+    """The function, and whether it needs the group beside the metadata. One that can do without is called without."""
+    flag = "--agentic-custom-advantage-path"
+    try:
+        return await pool.check(path, flag, ADVANTAGE_PARAMS[:1]), False
+    except ConfigError as error:
+        try:
+            return await pool.check(path, flag, ADVANTAGE_PARAMS), True
+        except ConfigError:
+            raise error from None
+
+
+def build_credit(config: RunConfig, user_code: UserCode) -> CreditStage:
+    """What gives the contexts of training groups their credit before the groups count."""
     if user_code.advantage is None:
-        return None
+        return GroupCredit(
+            credit_of=credit_of(config), share=credit_share(config), shared_prefix=config.agentic_shared_prefix
+        )
     return CustomAdvantage(
         user_code.advantage,
+        takes_group=user_code.advantage_takes_group,
         failed=UserCodeError,
         shared_prefix=config.agentic_shared_prefix,
         path=config.agentic_custom_advantage_path,

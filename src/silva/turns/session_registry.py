@@ -25,8 +25,8 @@ FinishCallback = Callable[[Session, bytes], Awaitable[JsonObject]]
 class SessionRegistry:
     """Opens, finds and ends sessions; the only place that holds them.
 
-    With `open_sessions` an unknown credential of a sane form opens a session of that id, with its lease; `on_open` is
-    told of each session that begins in this way.
+    With `open_sessions` an unknown credential of a sane form opens a session of that id; `on_open` is called with each
+    session that begins in this way, and has to grant its lease.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class SessionRegistry:
         if OPEN_SESSION_KEY.fullmatch(credential) is None:
             return None
         session = self.open(credential, credential, "train")
-        session.open_gate()
         if self._on_open is not None:
             self._on_open(session)
         return self._live[credential]
@@ -91,7 +90,6 @@ class SessionRegistry:
             return None
         session = live.session
         session.ended = True
-        session.close_gate()
         self._ended[session_id] = None
         while len(self._ended) > MAX_REMEMBERED:
             self._ended.popitem(last=False)

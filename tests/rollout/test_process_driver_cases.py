@@ -19,7 +19,7 @@ from silva.export.exporter import Exporter
 from silva.export.options import ExportOptions
 from silva.forest.lineage import build_samples
 from silva.gateway.dialect import RETRY_HEADER
-from silva.rollout.driver import AgentSettings, ProcessDriver
+from silva.rollout.process_driver import AgentSettings, ProcessDriver
 from silva.types.clock import SystemClock
 from silva.types.errors import AgentExecutionError, SessionFailure
 from silva.types.rollout import ExportRecord, Mode, SessionInput

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from silva.rollout.tally import StepGroups
-from silva.run.loop import Trainer, TrainerSettings
+from silva.run.run_loop import RunLoop, RunLoopSettings
 from silva.store.metrics import METRICS_NAME, MetricsWriter
 
 
@@ -19,7 +19,7 @@ def test_a_run_that_is_done_does_nothing_more(tmp_path: Path) -> None:
     """Of a resumed run whose checkpoint holds all steps that are asked for, or more."""
     said: list[str] = []
     for first in (4, 5):
-        settings = TrainerSettings(
+        settings = RunLoopSettings(
             run_dir=tmp_path,
             first_rollout=first,
             num_rollout=4,
@@ -28,7 +28,7 @@ def test_a_run_that_is_done_does_nothing_more(tmp_path: Path) -> None:
             save_interval=1,
             save_hf=tmp_path / "out",
         )
-        trainer = Trainer(
+        loop = RunLoop(
             backend=None,
             engine=None,
             source=Untouched(),
@@ -39,7 +39,7 @@ def test_a_run_that_is_done_does_nothing_more(tmp_path: Path) -> None:
             settings=settings,
             say=said.append,
         )
-        asyncio.run(trainer.run())
+        asyncio.run(loop.run())
     assert said == [f"nothing left to do: {first} of 4 rollout steps are done" for first in (4, 5)]
     assert not (tmp_path / "out").exists() and not (tmp_path / "checkpoints").exists()
     assert not (tmp_path / METRICS_NAME).exists() or (tmp_path / METRICS_NAME).read_text() == ""

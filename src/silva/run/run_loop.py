@@ -1,4 +1,4 @@
-"""The loop that joins rollout and training: collect, credit, update, publish, record, save."""
+"""The loop that joins rollout and training: collect, update, publish, record, save."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from silva.credit.assign import CreditShare, GroupStats, assign_group_credit
-from silva.credit.grpo import standardised
-from silva.credit.spread import CreditFunction
-from silva.forest.lineage import SharedPrefix
+from silva.credit.assign import GroupStats
 from silva.inference.engine import Engine
 from silva.judge.group_end import GroupResult
 from silva.rollout.tally import StepGroups, tally
@@ -31,27 +28,31 @@ log = logging.getLogger("silva.train")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerSettings:
-    """`first_rollout` is 0, or where a resumed run goes on. `num_rollout` None: until the prompts are over.
-
-    `global_batch_size` counts sessions of one optimizer step, None takes all into one; where set, `num_steps` says how
-    many of these a rollout step has. Intervals count rollout steps; None is never. `credit_of`: from
-    rewards to credit. `credit_share` None: the samples of the groups come with their credit.
-    """
+class RunLoopSettings:
+    """How long a run goes on, and what it does beside its steps. Intervals count rollout steps; None is never."""
 
     run_dir: Path
+    """Folder of the run; checkpoints go beneath it."""
     first_rollout: int
+    """The step to begin with: 0, or where a resumed run goes on."""
     num_rollout: int | None
+    """Steps of the whole run; None to go on until the prompts are over."""
     global_batch_size: int | None
+    """Sessions of one optimizer step; None takes all of a rollout step into one."""
     eval_interval: int | None
+    """Steps from one evaluation to the next."""
     save_interval: int | None
+    """Steps from one checkpoint to the next."""
     save_hf: Path | None
+    """Where the last weights go in Hugging Face form; None for nowhere."""
     passrate: bool = False
+    """Whether pass@k is among the metrics."""
     num_steps: int | None = None
-    credit_of: CreditFunction = standardised
-    credit_share: CreditShare | None = "shared"
-    shared_prefix: SharedPrefix = "once"
+    """Optimizer steps per rollout step; None derives them from `global_batch_size`."""
+    custom_credit: bool = False
+    """Whether a function of the user gives credit. Else rewards do, and groups without spread are counted."""
     keep_checkpoints: int = 2
+    """So many of the newest checkpoints stay on the disk."""
 
     def steps_of(self, num_slots: int, num_sessions: int) -> int:
         """Optimizer steps on a rollout whose prompts had so many slots, of which so many sessions are trained.
@@ -86,7 +87,7 @@ class GroupSource(Protocol):
         ...
 
 
-class Trainer:
+class RunLoop:
     """One rollout step after the other, each with its update: staleness is 0.
 
     Consumes groups of its source; produces weight versions (one per update), ledger ends
@@ -108,7 +109,7 @@ class Trainer:
         ledger: RunLedger | None,
         metrics: MetricsWriter,
         report: StepReport | None,
-        settings: TrainerSettings,
+        settings: RunLoopSettings,
         say: Callable[[str], None],
     ):
         self._backend = backend
@@ -160,16 +161,14 @@ class Trainer:
             return False
         collected_s = time.monotonic()
         samples = [sample for group in groups for sample in group.samples]
-        credited, stats = self._credit(samples)
-        assert not stats.rejected, f"rewards were checked when the sessions ended: {stats.rejected}"
         version = self._version()  # of the weights that this step trains, not of those that it makes
-        update = await self._update(rollout_id, groups, credited)
+        update = await self._update(rollout_id, groups, samples)
         trained_s = time.monotonic()
-        self._write_ledger(rollout_id, groups, credited)
+        self._write_ledger(rollout_id, groups, samples)
         values = {
             **rollout_metrics(step, passrate=self._settings.passrate),
-            **stats.metrics(),
-            **staleness_metrics(credited, version=version),
+            **({} if self._settings.custom_credit else GroupStats.of(samples).metrics()),
+            **staleness_metrics(samples, version=version),
             **update.metrics(),
             "perf/step_s": trained_s - started_s,
             "perf/rollout_s": collected_s - started_s,
@@ -182,12 +181,12 @@ class Trainer:
         self._say(_step_line(rollout_id, values, update.results))
         return True
 
-    async def _update(self, rollout_id: int, groups: list[GroupResult], credited: list[TrainingSample]) -> _Update:
+    async def _update(self, rollout_id: int, groups: list[GroupResult], samples: list[TrainingSample]) -> _Update:
         """The optimizer steps of one rollout, and the new weights to the engine."""
         backend = self._backend
         if backend is None:
-            return _Update(trained=credited)
-        trained, num_too_long = backend.leave_out_too_long(credited)
+            return _Update(trained=samples)
+        trained, num_too_long = backend.leave_out_too_long(samples)
         num_slots = sum(group.num_sessions + group.num_failed for group in map(tally, groups))
         num_steps = self._settings.steps_of(num_slots, len({sample.session_id for sample in trained}))
         results = await backend.train_rollout(trained, rollout_step=rollout_id, num_steps=num_steps)
@@ -201,22 +200,10 @@ class Trainer:
             return self._backend.version
         return 0 if self._engine is None else self._engine.version
 
-    def _credit(self, samples: list[TrainingSample]) -> tuple[list[TrainingSample], GroupStats]:
-        """The samples with their credit: that of their groups' rewards, unless a function of the user gave it."""
-        settings = self._settings
-        if settings.credit_share is None:
-            return samples, GroupStats.of(samples)
-        return assign_group_credit(
-            samples,
-            credit_of=settings.credit_of,
-            share=settings.credit_share,
-            shared_prefix=settings.shared_prefix,
-        )
-
-    def _write_ledger(self, rollout_id: int, groups: list[GroupResult], credited: list[TrainingSample]) -> None:
+    def _write_ledger(self, rollout_id: int, groups: list[GroupResult], samples: list[TrainingSample]) -> None:
         if self._ledger is None:
             return
-        self._ledger.set_credits(credited)
+        self._ledger.set_credits(samples)
         state = "delivered" if self._backend is None else "trained"
         self._ledger.end_prompts([group.prompt.prompt_id for group in groups], state, train_step=rollout_id)
 

@@ -1,4 +1,4 @@
-"""The seam between a session and whatever runs it: an agent process here, an in-process loop later."""
+"""Sessions whose agents are processes of their own."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from silva.agent.environment import agent_environment
 from silva.agent.files import SessionFiles, create_session, log_tail, read_output_bytes
 from silva.export.exporter import Exporter
 from silva.export.session_export import end_of, export_session
+from silva.rollout.group_driver import RUNNER_LOST
 from silva.turns.session import Session
 from silva.types.clock import Clock
 from silva.types.errors import AgentExecutionError, SessionFailure
 from silva.types.rollout import ExportRecord
 
-RUNNER_LOST = "runner_lost"
-"""Reason of a session that ended because the process that owns the agents died."""
 NO_OUTPUT_REASONS = frozenset(
     {
         *("session_files", "input_invalid", "agent_start_failed", "agent_exit", "agent_timeout", "agent_start_timeout"),
@@ -27,16 +26,6 @@ NO_OUTPUT_REASONS = frozenset(
     }
 )
 """Reasons of sessions whose agent did not end well: what it may have written says nothing."""
-
-
-class SessionDriver(Protocol):
-    """Runs one session to its end.
-
-    Consumes a Session with an open gate; produces the contexts to train on. Raises SessionFailure with the ledger's
-    reason, RunStopped where no further session could run either.
-    """
-
-    async def run(self, session: Session) -> list[ExportRecord]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
