@@ -233,7 +233,7 @@ async def _probe(config: RunConfig, dataset: Dataset, run_dir: Path) -> GroupRes
         assert prompt is not None
         runtime.ledger.issue_prompt(prompt.prompt_id, dataset="train", epoch=0, row=prompt.row, position=0)
         settings = replace(group_settings(config, "train"), num_samples=1, min_size=1, num_retries=0)
-        return await groups.run(prompt, settings, rollout_id=0)
+        return await groups.run(prompt, settings, start_step=0)
 
 
 def _verdict(model: str, result: GroupResult, refusal: str | None) -> str:
