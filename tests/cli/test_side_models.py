@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from train_tiny import make_sample
 from silva.codec import TurnCodec
 from silva.config.options import RunConfig
 from silva.config.validate_training import check_algorithm
-from silva.run.build_learner import build_learner
+from silva.run.build_learner import open_learner
 from silva.run.side_models import look_at_side_models
-from silva.train.learner import TorchThread
+from silva.run.user_code import UserCode
 from silva.train.step_result import StepResult
 from silva.types.errors import ConfigError
 
@@ -115,8 +115,7 @@ def test_the_reference_stays_the_start_model_in_a_resumed_run(model_dir: Path, t
 
     async def life(folder: Path | None) -> tuple[dict[str, float], int]:
         async with AsyncExitStack() as stack:
-            thread = stack.enter_context(closing(TorchThread()))
-            learner = await build_learner(config, thread, stack, num_rollout=None)
+            learner = await open_learner(config, stack, UserCode(), num_rollout=None)
             if folder is not None:
                 await learner.load(folder)
             (result,) = await learner.train_rollout(SAMPLES, rollout_step=0)
@@ -146,8 +145,7 @@ def test_the_learner_and_what_stands_beside_the_policy_heed_their_options(model_
 
     async def steps(*rollout_ids: int) -> tuple[list[StepResult], Any]:
         async with AsyncExitStack() as stack:
-            thread = stack.enter_context(closing(TorchThread()))
-            learner = await build_learner(config, thread, stack, num_rollout=9)
+            learner = await open_learner(config, stack, UserCode(), num_rollout=9)
             done = [(await learner.train_rollout(SAMPLES, rollout_step=at))[0] for at in rollout_ids]
             return done, learner._critic
 

@@ -106,8 +106,10 @@ def test_samples_too_long_for_a_row_are_named_in_the_log_and_not_trained(
     hf_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     samples = [make_sample("short", [1, 2, 3], [0, 1, 1]), make_sample("long", [1] * 9, [0] + [1] * 8, name="ctx")]
-    assert make_trainer(hf_dir).leave_out_too_long(samples) == (samples, 0)
-    fit, num_too_long = make_trainer(hf_dir, max_tokens_per_gpu=8).leave_out_too_long(samples)
+    with closing(TorchThread()) as thread:
+        assert Learner(make_trainer(hf_dir), thread).leave_out_too_long(samples) == (samples, 0)
+        learner = Learner(make_trainer(hf_dir, max_tokens_per_gpu=8), thread)
+        fit, num_too_long = learner.leave_out_too_long(samples)
     assert (fit, num_too_long) == (samples[:1], 1)
     assert "session long: its sample ctx" in caplog.text and "9 tokens, a packed row takes 8" in caplog.text
 

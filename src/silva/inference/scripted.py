@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol, TextIO
 
 import msgspec
 
@@ -126,27 +126,15 @@ class ScriptedEngine:
         self._codec = codec
         self._clock = clock
         self._log_path = log_path
-        self._log: Any = None
+        self._log: TextIO | None = None
         self._stack = ExitStack()
-        self._max_context_len = max_context_len
-        self._version = 0
+        self.max_context_len = max_context_len
+        self.version = 0
+        self.image_support: ImageSupport = "any"  # it reads none, so it takes them all
         self._num_calls: Counter[str] = Counter()
         self._aborted: dict[str, asyncio.Event] = {}
         self._encoded: dict[int, list[int]] = {}
         self._started_s = clock.monotonic_s()
-
-    @property
-    def version(self) -> int:
-        return self._version
-
-    @property
-    def max_context_len(self) -> int:
-        return self._max_context_len
-
-    @property
-    def image_support(self) -> ImageSupport:
-        """It looks at none, so it takes them all."""
-        return "any"
 
     def rewrite(self, lines: Sequence[ScriptLine]) -> None:
         """Take these lines from now on; every session begins with the first of them."""
@@ -177,7 +165,7 @@ class ScriptedEngine:
         self._write_log(request)
         index = number % len(self._lines)
         line = self._lines[index]
-        version = self._version if line.weight_version is None else line.weight_version
+        version = self.version if line.weight_version is None else line.weight_version
         aborted = self._aborted[request.request_id] = asyncio.Event()
         try:
             return await self._answer(request, line, index, version, aborted)
@@ -192,7 +180,7 @@ class ScriptedEngine:
 
     async def load_weights(self, source: WeightSource) -> None:
         """There are no weights to load; later answers carry the version of the source."""
-        self._version = source.version
+        self.version = source.version
 
     async def close_session(self, session_id: str) -> None:
         self._num_calls.pop(session_id, None)

@@ -9,7 +9,6 @@ import uuid
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -64,28 +63,16 @@ class SglangEngine:
         self._clock = clock
         self._timeout_s = timeout_s
         self._fallback_context_len = fallback_context_len
-        self._max_context_len = 0
-        self._version = 0
+        self.max_context_len = 0
+        self.version = 0
+        """What the last answer said."""
+        self.image_support: ImageSupport = "placed"  # a server finds images by the places that the template gives them
         self._nonce = uuid.uuid4().hex[:8]
         self._http = SglangHttp(clock=clock, flag="--engine-url", ready_wait_s=min(ready_wait_s, timeout_s))
         self._running: dict[str, _Running] = {}
         self._num_moves: Counter[str] = Counter()
         self._side_calls: set[asyncio.Task[None]] = set()
         self._counters: Counter[str] = Counter()
-
-    @property
-    def version(self) -> int:
-        """What the last answer said."""
-        return self._version
-
-    @property
-    def max_context_len(self) -> int:
-        return self._max_context_len
-
-    @property
-    def image_support(self) -> ImageSupport:
-        """A server finds images by the places that the chat template gives them."""
-        return "placed"
 
     async def start(self) -> None:
         """Wait until every server answers. Raises ConfigError: one does not, or they do not fit together."""
@@ -94,14 +81,14 @@ class SglangEngine:
             servers = [await self._http.look(url) for url in self._urls]
             self._agree([model for model, _ in servers])
             limits = [context_len(server, self._fallback_context_len) for _, server in servers]
-            self._max_context_len = min(limits)
-            if self._max_context_len < 2:
-                url = self._urls[limits.index(self._max_context_len)]
-                raise ConfigError(f"--engine-url {url} has room for {self._max_context_len} tokens only")
+            self.max_context_len = min(limits)
+            if self.max_context_len < 2:
+                url = self._urls[limits.index(self.max_context_len)]
+                raise ConfigError(f"--engine-url {url} has room for {self.max_context_len} tokens only")
         except BaseException:
             await self._http.close()
             raise
-        log.info("engine: %s, context %d tokens", ", ".join(self._urls), self._max_context_len)
+        log.info("engine: %s, context %d tokens", ", ".join(self._urls), self.max_context_len)
 
     async def close(self) -> None:
         """Aborts that were told last are let through (each is bounded)."""
@@ -135,7 +122,7 @@ class SglangEngine:
             if self._running.get(request.request_id) is running:
                 del self._running[request.request_id]
         if result.version_spans:
-            self._version = result.version_spans[-1].version
+            self.version = result.version_spans[-1].version
         return result
 
     async def abort(self, request_id: str) -> None:
@@ -157,7 +144,7 @@ class SglangEngine:
 
     def _read(self, request: GenerateRequest, running: _Running, body: bytes) -> GenerateResult:
         try:
-            return read_answer(request, running.rid, body, version=self._version)
+            return read_answer(request, running.rid, body, version=self.version)
         except EngineFault as fault:
             raise EngineFault(f"{running.url}/generate: {fault}") from fault
 
@@ -170,7 +157,7 @@ class SglangEngine:
             self._num_moves[session_id] += 1
             self._counters["engine_moved"] += 1
 
-    def _begin(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _begin(self, call: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(call)
         self._side_calls.add(task)
         task.add_done_callback(self._side_calls.discard)
@@ -190,7 +177,7 @@ class SglangEngine:
             self._counters["abort_untold"] += 1
             log.warning("the abort of %s did not reach %s: %s", running.rid, running.url, fault)
 
-    def _agree(self, models: list[dict[str, Any]]) -> None:
+    def _agree(self, models: list[dict[str, object]]) -> None:
         """All servers must serve the same weights, under no sampling rules of their own."""
         versions: list[int] = []
         for url, model in zip(self._urls, models, strict=True):
@@ -214,7 +201,7 @@ class SglangEngine:
                     f"the servers of --engine-url do not serve the same {name}: {self._urls[0]} has {values[0]!r}, "
                     f"{self._urls[other]} has {values[other]!r}"
                 )
-        self._version = versions[0]
+        self.version = versions[0]
 
 
 async def _encode(request: GenerateRequest, rid: str) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -76,7 +75,7 @@ class SglangHttp:
             raise Refused(answer.status, f"{url}{path} answered status {answer.status}" + (f": {said}" if said else ""))
         return data
 
-    async def look(self, url: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    async def look(self, url: str) -> tuple[dict[str, object], dict[str, object]]:
         """What a server says of its model and of itself, once it answers. /health is no sign: a paused one fails."""
         until_s = self._clock.monotonic_s() + self._ready_wait_s
         told = False
@@ -104,7 +103,7 @@ class SglangHttp:
         except EngineFault:
             return model, {}
 
-    async def _info(self, url: str, path: str, old_path: str) -> dict[str, Any]:
+    async def _info(self, url: str, path: str, old_path: str) -> dict[str, object]:
         try:
             async with asyncio.timeout(SIDE_CALL_S):
                 try:
@@ -140,7 +139,7 @@ class Refused(EngineFault):
         self.status = status
 
 
-def context_len(server: dict[str, Any], fallback: int) -> int:
+def context_len(server: dict[str, object], fallback: int) -> int:
     """Most tokens, prompt and response together, that a server takes; `fallback` stands in for a silent one."""
 
     def number(name: str) -> int | None:

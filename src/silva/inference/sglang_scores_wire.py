@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -13,11 +12,11 @@ from silva.types.generation import LOGPROB_ROUNDING, LOWEST_LOGPROB
 
 class _Finish(msgspec.Struct, frozen=True):
     type: str
-    message: Any = None
+    message: object = None
 
 
 class _Meta(msgspec.Struct, frozen=True):
-    input_token_logprobs: list[tuple[float | None, int, Any]]
+    input_token_logprobs: list[tuple[float | None, int, object]]
     id: str | None = None
     prompt_tokens: int | None = None
     finish_reason: _Finish | None = None
@@ -36,7 +35,7 @@ class OtherTokenizer(EngineFault):
 
 def encode_score_request(ids: Sequence[int], start: int, rid: str, *, with_texts: bool = False) -> bytes:
     """The body of POST /generate that samples nothing. `start`: the first id whose successor is to be scored."""
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "rid": rid,
         "input_ids": list(ids),
         "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
@@ -69,7 +68,7 @@ def read_texts(ids: Sequence[int], rid: str, body: bytes) -> list[str | None]:
     return [text if isinstance(text, str) else None for _, _, text in _entries(ids, 0, rid, body)]
 
 
-def _entries(ids: Sequence[int], start: int, rid: str, body: bytes) -> list[tuple[float | None, int, Any]]:
+def _entries(ids: Sequence[int], start: int, rid: str, body: bytes) -> list[tuple[float | None, int, object]]:
     try:
         meta = _decoder.decode(body).meta_info
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

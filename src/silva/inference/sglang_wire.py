@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
 
 import msgspec
 
 from silva.types.errors import EngineFault
-from silva.types.generation import FinishReason, GenerateRequest, GenerateResult, Media, VersionSpan, join_spans
+from silva.types.generation import (
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    Media,
+    SamplingParams,
+    VersionSpan,
+    join_spans,
+)
 
 START_VERSION = "default"
 """What a server calls the weights that it was started with, unless it was told a name."""
@@ -20,7 +27,7 @@ _IMAGE_TYPES = ((b"\x89PNG", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF8", "gif")
 
 class _Finish(msgspec.Struct, frozen=True):
     type: str
-    matched: Any = None
+    matched: object = None
 
 
 class _Span(msgspec.Struct, frozen=True):
@@ -32,7 +39,7 @@ class _Span(msgspec.Struct, frozen=True):
 class _Meta(msgspec.Struct, frozen=True):
     finish_reason: _Finish
     id: str | None = None
-    output_token_logprobs: list[tuple[float, int, Any]] | None = None
+    output_token_logprobs: list[tuple[float, int, object]] | None = None
     weight_version: str | int | None = None
     weight_versions: list[_Span] | None = None
     cached_tokens: int | None = 0
@@ -57,8 +64,23 @@ def attempt_rid(nonce: str, request: GenerateRequest) -> str:
 
 def encode_request(request: GenerateRequest, rid: str) -> bytes:
     """The body of POST /generate. The server encodes and strips nothing: ids go in, all sampled ids come back."""
-    sampling = request.sampling
-    params: dict[str, Any] = {
+    body: dict[str, object] = {
+        "rid": rid,
+        "input_ids": list(request.input_ids),
+        "sampling_params": _params(request.sampling),
+        "return_logprob": True,
+        "logprob_start_len": -1,
+        "stream": False,
+    }
+    if request.media:
+        body["image_data"] = [_address(media) for media in request.media]
+    return msgspec.json.encode(body)
+
+
+def _params(sampling: SamplingParams) -> dict[str, object]:
+    seed = {} if sampling.seed is None else {"sampling_seed": sampling.seed & MAX_SEED}
+    return {
+        **seed,
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -70,36 +92,9 @@ def encode_request(request: GenerateRequest, rid: str) -> bytes:
         "spaces_between_special_tokens": False,
         "no_stop_trim": True,
     }
-    if sampling.seed is not None:
-        params["sampling_seed"] = sampling.seed & MAX_SEED
-    body: dict[str, Any] = {
-        "rid": rid,
-        "input_ids": list(request.input_ids),
-        "sampling_params": params,
-        "return_logprob": True,
-        "logprob_start_len": -1,
-        "stream": False,
-    }
-    if request.media:
-        body["image_data"] = [_address(media) for media in request.media]
-    return msgspec.json.encode(body)
 
 
-SENT_PARAMS = frozenset(
-    {
-        "max_new_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-        "no_stop_trim",
-        "sampling_seed",
-    }
-)
+SENT_PARAMS = frozenset(_params(SamplingParams(max_new_tokens=1, seed=0)))
 """Sampling parameters that each request names, so that no default of the server can stand in for them."""
 
 
@@ -140,7 +135,7 @@ def read_answer(request: GenerateRequest, rid: str, body: bytes, *, version: int
         raise EngineFault(f"its answer breaks the contract: {error}") from error
 
 
-def version_number(value: str | int | None) -> int:
+def version_number(value: object) -> int:
     """The count that a server's weight version stands for. Raises EngineFault where it is no count."""
     if value is None or value == START_VERSION:
         return 0

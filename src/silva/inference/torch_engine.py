@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 
@@ -24,7 +25,7 @@ from silva.types.weights import WeightSource
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_T = TypeVar("_T")
 
 
 class TorchEngine:
@@ -60,23 +61,21 @@ class TorchEngine:
         self._config = DecoderConfig.from_hf(hf_config_dict(hf_dir), where=str(self._hf_dir / "config.json"))
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         on_cpu = self._device.type == "cpu"
-        dtype = dtype or ("float32" if on_cpu else "bfloat16")
-        if dtype not in _DTYPES:
-            raise ConfigError(f"dtype is {dtype!r}; the torch engine knows {', '.join(_DTYPES)}")
-        self._dtype = _DTYPES[dtype]
-        self._max_context_len = self._checked_context(max_context_len)
-        for name, value in (("num_slots", num_slots), ("num_threads", num_threads)):
-            if value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        self._dtype: torch.dtype = getattr(torch, dtype or ("float32" if on_cpu else "bfloat16"))
+        self.max_context_len = self._checked_context(max_context_len)
+        self.image_support: ImageSupport = "none"
         self._num_slots = num_slots
         self._num_threads = num_threads
-        self._core_options: dict[str, Any] = {
-            "stop_ids": stop_ids,
-            "decode_text": decode_text,
-            "seed": seed,
-            "prefill_chunk": prefill_chunk or (512 if on_cpu else 4096),
-            "version": version,
-        }
+        self._new_core = functools.partial(
+            TorchCore,
+            max_context_len=self.max_context_len,
+            num_slots=num_slots,
+            stop_ids=stop_ids,
+            decode_text=decode_text,
+            seed=seed,
+            prefill_chunk=prefill_chunk or (512 if on_cpu else 4096),
+            version=version,
+        )
         self._version = version
         self._core: TorchCore | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -100,14 +99,6 @@ class TorchEngine:
     @property
     def version(self) -> int:
         return self._version if self._core is None else self._core.version
-
-    @property
-    def max_context_len(self) -> int:
-        return self._max_context_len
-
-    @property
-    def image_support(self) -> ImageSupport:
-        return "none"
 
     async def start(self) -> None:
         """Load the weights in the engine's thread. Raises ConfigError for a directory that cannot be run."""
@@ -177,7 +168,7 @@ class TorchEngine:
         if core is None:
             return EngineUsage()
         return EngineUsage(
-            kv_used_ratio=min(1.0, core.table.num_cached / (self._num_slots * self._max_context_len)),
+            kv_used_ratio=min(1.0, core.table.num_cached / (self._num_slots * self.max_context_len)),
             num_running=len(core.running),
             num_waiting=len(core.waiting),
             counters=dict(core.counters),
@@ -197,9 +188,9 @@ class TorchEngine:
         num_input = len(request.input_ids)
         if num_input == 0:
             raise RequestError("input_ids is empty; an engine needs at least one id to continue", field="input_ids")
-        if num_input >= self._max_context_len:
+        if num_input >= self.max_context_len:
             raise RequestError(
-                f"the input holds {num_input} ids; the context of {self._max_context_len} has no room for more",
+                f"the input holds {num_input} ids; the context of {self.max_context_len} has no room for more",
                 field="input_ids",
                 code="context_length_exceeded",
             )
@@ -226,8 +217,9 @@ class TorchEngine:
             _settle(future, EngineFault(message))
 
     @staticmethod
-    def _deliver(finished: list[tuple[Any, Outcome]]) -> None:
+    def _deliver(finished: list[tuple[object, Outcome]]) -> None:
         for future, outcome in finished:
+            assert isinstance(future, asyncio.Future)
             _settle(future, outcome)
 
     # ---- engine thread ----
@@ -254,9 +246,7 @@ class TorchEngine:
             decoder.load(load_weights(self._hf_dir))
         except WeightsError as error:
             raise ConfigError(f"{self._hf_dir}: {error}") from error
-        return TorchCore(
-            decoder, max_context_len=self._max_context_len, num_slots=self._num_slots, **self._core_options
-        )
+        return self._new_core(decoder)
 
     def _turn(self, core: TorchCore) -> bool:
         """Take commands, run one step, hand out what ended. False ends the thread."""
@@ -294,7 +284,7 @@ class TorchEngine:
         return True
 
 
-def _settle(future: asyncio.Future[Any], outcome: object) -> None:
+def _settle(future: asyncio.Future[_T], outcome: _T | BaseException) -> None:
     if future.done():
         return
     if isinstance(outcome, BaseException):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from silva.types.errors import ConfigError
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from safetensors import safe_open
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, object]:
     """The JSON object in `path`. Raises ConfigError that names the file and, for broken JSON, the line."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -31,7 +31,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def hf_config_dict(hf_dir: str | Path) -> dict[str, Any]:
+def hf_config_dict(hf_dir: str | Path) -> dict[str, object]:
     """The parsed `config.json` of a model directory."""
     folder = Path(hf_dir)
     if not folder.is_dir():

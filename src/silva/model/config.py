@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from silva.types.errors import ConfigError
 
@@ -19,7 +19,7 @@ RopeKind = Literal["default", "linear", "llama3"]
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral")
 
 # Keys of related models that alter the forward pass, with the values that switch them off.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+_NEUTRAL: dict[str, tuple[object, ...]] = {
     "partial_rotary_factor": (None, 1, 1.0),
     "quantization_config": (None, {}),
     "compression_config": (None, {}),
@@ -80,7 +80,7 @@ class DecoderConfig:
     rope: RopeConfig
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], *, where: str = "config.json") -> DecoderConfig:
+    def from_hf(cls, config: Mapping[str, object], *, where: str = "config.json") -> DecoderConfig:
         """Read a parsed `config.json`. Raises ConfigError that names the key, its value and `where` it stands."""
         reader = _Reader(config, where)
         model_type = reader.model_type()
@@ -115,7 +115,7 @@ class DecoderConfig:
 class _Reader:
     """Typed access to a `config.json`; every complaint names the file and the key."""
 
-    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+    def __init__(self, config: Mapping[str, object], where: str) -> None:
         self.config = config
         self.where = where
 
@@ -130,9 +130,10 @@ class _Reader:
                 model_type,
                 f"the torch engine runs dense models of type {', '.join(SUPPORTED_MODEL_TYPES)}",
             )
-        architectures = self.config.get("architectures") or []
-        if architectures and not any(str(name).endswith("ForCausalLM") for name in architectures):
-            raise self.bad("architectures", architectures, "only causal language models (...ForCausalLM) can sample")
+        architectures = self.config.get("architectures")
+        names = architectures if isinstance(architectures, list) else []
+        if names and not any(str(name).endswith("ForCausalLM") for name in names):
+            raise self.bad("architectures", names, "only causal language models (...ForCausalLM) can sample")
         return str(model_type)
 
     def refuse_unimplemented(self) -> None:
@@ -149,10 +150,10 @@ class _Reader:
         config = self.config
         advice = "the torch engine implements full attention only"
         layer_types = config.get("layer_types")
-        if layer_types is not None and any(kind != "full_attention" for kind in layer_types):
+        if isinstance(layer_types, list) and any(kind != "full_attention" for kind in layer_types):
             raise self.bad("layer_types", layer_types, advice)
         window = config.get("sliding_window")
-        if model_type == "mistral" and window is not None:
+        if model_type == "mistral" and isinstance(window, int):
             # A window that no context can outgrow is no window.
             if window < self.positive_int("max_position_embeddings"):
                 raise self.bad("sliding_window", window, f"{advice}; set it to null for contexts below the window")
@@ -167,7 +168,7 @@ class _Reader:
             raise self.bad(key, value, "it must be a positive whole number")
         return value
 
-    def positive_float(self, source: Mapping[str, Any], key: str, *, default: float | None = None) -> float:
+    def positive_float(self, source: Mapping[str, object], key: str, *, default: float | None = None) -> float:
         value = source.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -72,12 +71,9 @@ class KVCache:
         """Copy positions start..stop of one slot to another."""
         self.data[:, target, :, start:stop] = self.data[:, source, :, start:stop]
 
-    def scrub(self, slot: int | None = None) -> None:
-        """Zero one slot, or all."""
-        if slot is None:
-            self.data.zero_()
-        else:
-            self.data[:, slot].zero_()
+    def scrub(self, slot: int) -> None:
+        """Zero one slot."""
+        self.data[:, slot].zero_()
 
 
 @dataclass(slots=True)
@@ -185,15 +181,17 @@ class Decoder:
             qk_norm=qk_norm,
         )
 
-    def load(self, weights: Mapping[str, Any]) -> None:
+    def load(self, weights: Mapping[str, object]) -> None:
         """Copy all parameters in, cast to the decoder's dtype. Raises WeightsError before anything is changed.
 
         With tied embeddings `lm_head.weight` may be given too, if it equals the embedding.
         """
-        given = {name: value for name, value in weights.items() if not name.endswith("rotary_emb.inv_freq")}
-        for name, value in given.items():
+        given: dict[str, Tensor] = {}
+        for name, value in weights.items():
             if not isinstance(value, Tensor):
                 raise WeightsError(f"parameter {name} is a {type(value).__name__}, not a torch tensor")
+            if not name.endswith("rotary_emb.inv_freq"):
+                given[name] = value
         if self.config.tie_embeddings and "lm_head.weight" in given:
             head, embed = given.pop("lm_head.weight"), given.get("model.embed_tokens.weight")
             if embed is not None and head.data_ptr() != embed.data_ptr() and not torch.equal(head, embed):

@@ -9,6 +9,8 @@ from typing import Any
 from silva.model.checkpoint import hf_config_dict, open_weight_files, read_json_object
 from silva.types.errors import ConfigError
 
+JsonDoc = Mapping[str, Any]
+"""A parsed `tokenizer.json`."""
 _RULES = ("normalizer", "pre_tokenizer")
 
 
@@ -73,7 +75,7 @@ def plain_words(decode: Callable[[list[int]], str], vocab_size: int, most: int =
     return found
 
 
-def _difference(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
+def _difference(theirs: JsonDoc, mine: JsonDoc) -> str | None:
     """The first thing in which two parsed `tokenizer.json` differ, of those that decide what ids mean."""
     their_pieces, my_pieces = _pieces(theirs), _pieces(mine)
     for token, piece in sorted(my_pieces.items()):
@@ -86,7 +88,7 @@ def _difference(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str | Non
     return next((f"its {name} is another one" for name in _RULES if theirs.get(name) != mine.get(name)), None)
 
 
-def _pieces(tokenizer: Mapping[str, Any]) -> dict[int, str]:
+def _pieces(tokenizer: JsonDoc) -> dict[int, str]:
     """The piece of each id, control tokens included."""
     vocab = _model_part(tokenizer, "vocab")
     if isinstance(vocab, dict):
@@ -96,14 +98,14 @@ def _pieces(tokenizer: Mapping[str, Any]) -> dict[int, str]:
     return pieces | {int(item["id"]): str(item["content"]) for item in tokenizer.get("added_tokens") or []}
 
 
-def _model_part(tokenizer: Mapping[str, Any], name: str) -> Any:
-    model: Any = tokenizer.get("model")
+def _model_part(tokenizer: JsonDoc, name: str) -> Any:
+    model = tokenizer.get("model")
     value = model.get(name) if isinstance(model, dict) else None
     if name == "merges" and isinstance(value, list):  # written as "a b" or as ["a", "b"]
         return [merge if isinstance(merge, str) else " ".join(merge) for merge in value]
     return value
 
 
-def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+def _text_config(config: dict[str, object]) -> dict[str, object]:
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) else config

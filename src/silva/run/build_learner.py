@@ -12,9 +12,8 @@ from silva.config.validate_training import algorithm_of, training_warnings
 from silva.run.side_models import open_side_models, side_fingerprints
 from silva.run.user_code import UserCode, build_custom_tis
 
-if TYPE_CHECKING:  # they import torch
-    from silva.train.custom_tis import CustomTis
-    from silva.train.learner import Learner, TorchThread
+if TYPE_CHECKING:  # it imports torch
+    from silva.train.learner import Learner
 
 log = logging.getLogger("silva")
 
@@ -22,34 +21,19 @@ log = logging.getLogger("silva")
 async def open_learner(
     config: RunConfig, stack: AsyncExitStack, user_code: UserCode, *, num_rollout: int | None
 ) -> Learner:
-    """The learner of a run in a thread of its own, which `stack` closes."""
-    from silva.train.learner import TorchThread
-
-    thread = TorchThread()
-    stack.callback(thread.close)
-    weigh_tokens = build_custom_tis(config, user_code)
-    return await build_learner(config, thread, stack, num_rollout=num_rollout, weigh_tokens=weigh_tokens)
-
-
-async def build_learner(
-    config: RunConfig,
-    thread: TorchThread,
-    stack: AsyncExitStack,
-    *,
-    num_rollout: int | None,
-    weigh_tokens: CustomTis | None = None,
-) -> Learner:
     """The learner of a run with `num_rollout` rollout steps (None: it is not known how many).
 
-    `stack` closes the connections to a teacher.
+    `stack` ends its thread, and closes the connections to a teacher.
     """
     from silva.run.learner_settings import build_schedule, critic_config, policy_config
     from silva.train.critic import ValueTrainer
-    from silva.train.learner import Learner
+    from silva.train.learner import Learner, TorchThread
     from silva.train.policy import PolicyTrainer
 
     for warning in training_warnings(config):
         log.warning(warning)
+    thread = TorchThread()
+    stack.callback(thread.close)
     settings = policy_config(config)
     reference, teacher = await open_side_models(config, thread, settings, stack)
     policy = await thread.run(PolicyTrainer, str(config.hf_checkpoint), settings)
@@ -62,7 +46,7 @@ async def build_learner(
         schedule=build_schedule(config, num_rollout),
         options=config,
         reference=reference,
-        weigh_tokens=weigh_tokens,
+        weigh_tokens=build_custom_tis(config, user_code),
         critic=critic,
         teacher=teacher,
         fingerprints=await asyncio.to_thread(side_fingerprints, config),

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 from silva.codec import TurnCodec
@@ -132,7 +131,7 @@ def _variants(config: RunConfig, answers: Sequence[Message | None]) -> Iterator[
 def _merged(config: RunConfig, tried: Sequence[tuple[str, RunConfig]]) -> RunConfig:
     """All variants at once."""
     names = {flags.split()[0][2:].replace("-", "_") for flags, _ in tried}
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name in names:
         values[name] = [AUTO] if name == "agentic_profiles" else "lenient" if name.endswith("match") else "auto"
     return replace(config, **values)

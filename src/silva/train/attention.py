@@ -9,7 +9,7 @@ block mask several times over. On CUDA the same arguments (lengths of the docume
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ def packed_attention(
     sliding_window: int | None = None,
     is_causal: bool | None = None,
     document_lengths: Sequence[int] | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention within each document.
 
@@ -78,7 +78,12 @@ def packed_attention(
 
 
 def _rows_to_documents(
-    attend: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, num: int
+    attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    num: int,
 ) -> torch.Tensor:
     """Documents of equal length become the batch of one call."""
 
@@ -95,7 +100,7 @@ def _refuse_unsupported(
     key: torch.Tensor,
     attention_mask: torch.Tensor | None,
     is_causal: bool | None,
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
 ) -> None:
     for name in _UNSUPPORTED_ARGUMENTS:
         if kwargs.get(name) is not None:
@@ -108,7 +113,9 @@ def _refuse_unsupported(
         raise ValueError(f"packed attention is causal, {type(module).__name__} is not")
 
 
-def packed_mask(*args: Any, attention_mask: torch.Tensor | None = None, use_vmap: bool = False, **kwargs: Any) -> None:
+def packed_mask(
+    *args: object, attention_mask: torch.Tensor | None = None, use_vmap: bool = False, **kwargs: object
+) -> None:
     """Stands where transformers would build a mask: there is none, and what only a mask could express is refused."""
     if attention_mask is not None and not bool(attention_mask.all()):
         raise ValueError("packed attention takes no padding: pack the documents into one row instead")
@@ -132,12 +139,11 @@ def packed_forward(
 
     `model` must have been loaded with `attn_implementation="silva_packed"`.
     """
-    kwargs: dict[str, Any] = {}
-    narrow = predict_N is not None and "logits_to_keep" in inspect.signature(model.forward).parameters
-    if narrow:
-        kwargs["logits_to_keep"] = predict_N
-    logits = _run_packed(model, token_ids_T, document_lengths, **kwargs).logits[0]
-    return logits if predict_N is None or narrow else logits[predict_N]
+    if predict_N is None:
+        return _run_packed(model, token_ids_T, document_lengths).logits[0]
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        return _run_packed(model, token_ids_T, document_lengths, logits_to_keep=predict_N).logits[0]
+    return _run_packed(model, token_ids_T, document_lengths).logits[0][predict_N]
 
 
 def packed_states(decoder: PreTrainedModel, token_ids_T: torch.Tensor, document_lengths: Sequence[int]) -> torch.Tensor:
@@ -146,7 +152,7 @@ def packed_states(decoder: PreTrainedModel, token_ids_T: torch.Tensor, document_
 
 
 def _run_packed(
-    model: PreTrainedModel, token_ids_T: torch.Tensor, document_lengths: Sequence[int], **kwargs: Any
+    model: PreTrainedModel, token_ids_T: torch.Tensor, document_lengths: Sequence[int], **kwargs: torch.Tensor
 ) -> Any:
     position_ids_T = torch.cat([torch.arange(length, device=token_ids_T.device) for length in document_lengths])
     return model(

@@ -7,6 +7,7 @@ One call trains all that a rollout step yielded. First everything is computed th
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,7 +23,7 @@ from silva.train.checkpoint import CheckpointState, read_state
 from silva.train.critic import ValueTrainer
 from silva.train.custom_tis import CustomTis
 from silva.train.options import StepOptions
-from silva.train.packing import split_sessions
+from silva.train.packing import leave_out_too_long, split_sessions
 from silva.train.policy import PolicyTrainer
 from silva.train.schedule import Schedule
 from silva.train.side_scores import masks_of_scored, num_unscored, whole_or_none
@@ -49,6 +50,8 @@ class ComputesLogprobs(Protocol):
 
     def compute_logprobs(self, samples: Samples) -> PerSample: ...
 
+
+log = logging.getLogger("silva.train")
 
 CRITIC_FOLDER = "critic"
 _VERSION = "weight_version"
@@ -135,8 +138,16 @@ class Learner:
         return await self._thread.run(self.policy.compute_logprobs, samples)
 
     def leave_out_too_long(self, samples: Samples) -> tuple[list[TrainingSample], int]:
-        """See `PolicyTrainer.leave_out_too_long`."""
-        return self.policy.leave_out_too_long(samples)
+        """The samples that can be trained, and how many are too long for a row (named in the log)."""
+        budget = self.policy.config.max_tokens_per_gpu
+        fit, too_long = (list(samples), []) if budget is None else leave_out_too_long(samples, budget)
+        for sample in too_long:
+            log.warning(
+                "session %s: its sample %s is left out of training (too_long): it has %d tokens, a packed row takes %d "
+                "(--max-tokens-per-gpu)",
+                *(sample.session_id, sample.name, len(sample.token_ids), budget),
+            )
+        return fit, len(too_long)
 
     async def train_rollout(self, samples: Samples, *, rollout_step: int, num_steps: int = 1) -> list[StepResult]:
         """All optimizer steps on the samples of one rollout: `num_steps` global batches of whole sessions.

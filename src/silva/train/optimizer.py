@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar, cast
 
 import torch
 
@@ -31,6 +31,14 @@ class UpdateConfig(ComputeConfig, UpdateOptions):
     def reduction(self) -> Reduction:
         """How token losses are averaged."""
         return "per_token" if self.calculate_per_token_loss else self.loss_reduction or "session_mean"
+
+
+class _Saved(TypedDict):
+    """The content of `optimizer.pt`."""
+
+    optimizer: dict[str, Any]
+    num_updates: int
+    skipped_steps: dict[str, int]
 
 
 ConfigT = TypeVar("ConfigT", bound=UpdateConfig)
@@ -102,24 +110,21 @@ class ModelTrainer(Generic[ConfigT]):
         return metrics
 
     def _write_optimizer(self, folder: Path) -> None:
-        state = {
-            "optimizer": self.optimizer.state_dict(),
-            "num_updates": self.num_updates,
-            "skipped_steps": dict(self.skipped_steps),
-        }
+        skipped = dict(self.skipped_steps)
+        state = _Saved(optimizer=self.optimizer.state_dict(), num_updates=self.num_updates, skipped_steps=skipped)
         torch.save(state, folder / OPTIMIZER_FILE)
 
-    def _read_optimizer(self, folder: Path) -> dict[str, Any]:
+    def _read_optimizer(self, folder: Path) -> _Saved:
         """What `_write_optimizer` wrote. Raises SilvaError where it cannot be read."""
         try:
             saved = torch.load(folder / OPTIMIZER_FILE, map_location=self.config.torch_device, weights_only=True)
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise SilvaError(f"checkpoint {folder}: {OPTIMIZER_FILE} cannot be read: {error}") from error
-        if not isinstance(saved, dict) or not {"optimizer", "num_updates", "skipped_steps"} <= saved.keys():
+        if not isinstance(saved, dict) or not _Saved.__required_keys__ <= saved.keys():
             raise SilvaError(f"checkpoint {folder}: {OPTIMIZER_FILE} is not of this version of Silva")
-        return saved
+        return cast("_Saved", saved)
 
-    def _restore(self, saved: dict[str, Any]) -> None:
+    def _restore(self, saved: _Saved) -> None:
         """Take moments and counters; learning rate and weight decay stay. Raises ValueError on a misfit."""
         settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(saved["optimizer"])

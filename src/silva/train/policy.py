@@ -5,11 +5,9 @@ Everything here blocks and belongs to one thread at a time; it knows nothing of 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +19,11 @@ from silva.train.losses.tokens import token_entropy, token_logprobs
 from silva.train.objective import ObjectiveConfig, RowTokens, batch_values, row_loss
 from silva.train.optimizer import ModelTrainer, UpdateConfig
 from silva.train.packed_model import PackedModel, load_model
-from silva.train.packing import PackedBatch, PackedRow, leave_out_too_long
+from silva.train.packing import PackedBatch, PackedRow
 from silva.train.signals import Masks, PerSample, Signals
 from silva.train.step_result import SkipReason, StepResult
 from silva.types.errors import SilvaError
 from silva.types.rollout import TrainingSample
-
-log = logging.getLogger("silva.train")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,26 +89,6 @@ class PolicyTrainer(ModelTrainer[PolicyConfig]):
         if not totals["kept"] and not self.config.objective.has_side_terms:
             refusal = "all_rejected"
         return self._finish(batch, values, self._take(values["loss"], values["grad_norm"], refusal))
-
-    def leave_out_too_long(self, samples: Sequence[TrainingSample]) -> tuple[list[TrainingSample], int]:
-        """What of a rollout can be trained, and how many samples are too long for a row (named in the log).
-
-        Goes before everything that counts sessions or tokens.
-        """
-        budget = self.config.max_tokens_per_gpu
-        if budget is None:
-            return list(samples), 0
-        fit, too_long = leave_out_too_long(samples, budget)
-        for sample in too_long:
-            log.warning(
-                "session %s: its sample %s is left out of training (too_long): it has %d tokens, a packed row takes %d "
-                "(--max-tokens-per-gpu)",
-                sample.session_id,
-                sample.name,
-                len(sample.token_ids),
-                budget,
-            )
-        return fit, len(too_long)
 
     def compute_logprobs(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """Log-probs under the current weights, one array a sample, of its length; 0.0 where the mask is 0."""
@@ -191,7 +167,7 @@ class PolicyTrainer(ModelTrainer[PolicyConfig]):
         with torch.set_grad_enabled(bool(self.config.objective.entropy_coef)):
             entropy_N = token_entropy(logits_NV, temperature)
 
-        def tensor(values_N: NDArray[Any]) -> torch.Tensor:
+        def tensor(values_N: NDArray[np.generic]) -> torch.Tensor:
             return torch.from_numpy(values_N).to(new_N.device, new_N.dtype)
 
         def gathered(values: PerSample | None) -> torch.Tensor | None:
