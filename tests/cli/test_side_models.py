@@ -156,4 +156,4 @@ def test_the_learner_and_what_stands_beside_the_policy_heed_their_options(model_
     assert both.metrics["train/critic_lr"] == pytest.approx(0.02 * 2 / 4)
     assert stale.metrics["train/stale_tokens"] == 4  # sampled by version 0, three steps ago
     assert (critic.config.lr, critic.config.value_clip, critic.config.clip_grad) == (0.02, 0.5, 0.5)
-    assert (critic.config.temperature, critic.config.reduction) == (0.7, "session_mean")
+    assert (critic.config.rollout_temperature, critic.config.reduction) == (0.7, "session_mean")
