@@ -28,7 +28,7 @@ def test_a_group_counts_in_the_step_that_trained_it(tmp_path: Path) -> None:
         ledger.end_prompts(["train:0:1"], "trained", train_step=5)
     with open_run(tmp_path) as conn:
         assert steps_of(tmp_path) == {"train-g0": (3, 3), "train-g1": (3, 5), "train-g2": (3, None)}
-        by_step = {step: [row["group_id"] for row in session_rows(conn, step)] for step in (3, 4, 5)}
+        by_step = {step: [row.group_id for row in session_rows(conn, step)] for step in (3, 4, 5)}
         assert by_step == {3: ["train-g0", "train-g2"], 4: [], 5: ["train-g1"]}
         assert [accounting(conn, step)["trained"] for step in (3, 4, 5)] == [1, 0, 1]
         assert accounting(conn, 3)["pending"] == 1
@@ -36,7 +36,7 @@ def test_a_group_counts_in_the_step_that_trained_it(tmp_path: Path) -> None:
         assert (start_lag(conn, 3)["rollout/start_lag/max"], start_lag(conn, 4)) == (0.0, {})
         assert gateway_numbers(conn, 5)["gateway/requests"] > 0
         (line,) = session_rows(conn, 5)
-        assert (line["rollout_id"], line["start_step"], line["train_step"]) == (5, 3, 5)
+        assert (line.rollout_id, line.start_step, line.train_step) == (5, 3, 5)
 
 
 def test_a_group_that_was_given_up_keeps_its_step_when_its_prompt_runs_again(tmp_path: Path) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from silva.store.encode import to_json
+import msgspec
+
+from silva.store.dump_line import DumpLine, DumpRequest
 from silva.store.files import whole_file
 from silva.store.queries import Context, load_contexts
 from silva.store.stored import unpack_output
 from silva.types.errors import ConfigError
+from silva.types.messages import JsonObject
 from silva.types.rollout import Mode
 
 PLACEHOLDER = "{rollout_id}"
@@ -53,13 +55,13 @@ def write_rollout_dump(
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:
         for row in session_rows(conn, rollout_id, mode):
-            for line in session_lines(conn, row, load_contexts(conn, row["session_id"])):
-                file.write(to_json(line).encode() + b"\n")
+            for line in session_lines(conn, row, load_contexts(conn, row.session_id)):
+                file.write(line.encode())
     return path
 
 
-def session_rows(conn: sqlite3.Connection, rollout_id: int, mode: Mode | None = None) -> list[dict[str, Any]]:
-    """What the lines of each session of a rollout step begin with, group by group, slot by slot, try by try."""
+def session_rows(conn: sqlite3.Connection, rollout_id: int, mode: Mode | None = None) -> list[DumpLine]:
+    """The lines of each session of a rollout step without their contexts: group by group, slot by slot, try by try."""
     rows = conn.execute(
         "SELECT g.step AS rollout_id, g.start_step, g.train_step, "
         "g.prompt_id, p.dataset, p.epoch, p.row, p.position, p.state AS prompt_state, "
@@ -70,115 +72,72 @@ def session_rows(conn: sqlite3.Connection, rollout_id: int, mode: Mode | None = 
         "WHERE g.step = ? AND (? IS NULL OR g.mode = ?) ORDER BY g.rowid, s.slot, s.try_index",
         (rollout_id, mode, mode),
     )
-    return [{**dict(row), "session_metadata": json.loads(row["session_metadata"])} for row in rows]
+    return [DumpLine(**{**dict(row), "session_metadata": json.loads(row["session_metadata"])}) for row in rows]
 
 
-def session_lines(
-    conn: sqlite3.Connection, row: dict[str, Any], contexts: Sequence[Context]
-) -> Iterator[dict[str, Any]]:
-    """The lines of one session: one a context, or one that holds none."""
-    session = {
-        **row,
-        **_row(conn, row["prompt_id"]),
-        **_output(conn, row["session_id"]),
-        **_work(conn, row["session_id"]),
-    }
-    for context in contexts:
-        yield {**session, **_context(context)}
-    if not contexts:
-        yield {**session, **_NO_CONTEXT}
+def session_lines(conn: sqlite3.Connection, head: DumpLine, contexts: Sequence[Context]) -> list[DumpLine]:
+    """The lines of one session: one per context, or one without any."""
+    (content,) = conn.execute("SELECT input FROM prompts WHERE prompt_id = ?", (head.prompt_id,)).fetchone()
+    given: JsonObject = json.loads(content)
+    output = _output(conn, head.session_id)
+    turns, aborts = conn.execute(
+        "SELECT count(*), coalesce(sum(num_aborts), 0) FROM nodes WHERE session_id = ? AND kind = 'response'",
+        (head.session_id,),
+    ).fetchone()
+    low, high = conn.execute(
+        "SELECT min(weight_version), max(weight_version) FROM attempts WHERE session_id = ?", (head.session_id,)
+    ).fetchone()
+    requests = conn.execute(
+        f"SELECT {', '.join(DumpRequest.__struct_fields__)} FROM requests WHERE session_id = ? ORDER BY seq",
+        (head.session_id,),
+    )
+    session = msgspec.structs.replace(
+        head,
+        label=given.pop("label", None),
+        input=given,
+        output=output.decode(errors="backslashreplace") if output is not None and len(output) <= MAX_OUTPUT else None,
+        output_len=None if output is None else len(output),
+        session_turns=turns,
+        num_aborts=aborts,
+        min_weight_version=low,
+        max_weight_version=high,
+        requests=[DumpRequest(**dict(request)) for request in requests],
+    )
+    return [_with_context(session, context) for context in contexts] or [session]
 
 
-def _row(conn: sqlite3.Connection, prompt_id: str) -> dict[str, Any]:
-    """What the dataset row holds: the agent's part and the label."""
-    (text,) = conn.execute("SELECT input FROM prompts WHERE prompt_id = ?", (prompt_id,)).fetchone()
-    content = json.loads(text)
-    return {"label": content.pop("label", None), "input": content}
-
-
-def _output(conn: sqlite3.Connection, session_id: str) -> dict[str, Any]:
+def _output(conn: sqlite3.Connection, session_id: str) -> bytes | None:
     """What the agent wrote as its result; nothing where that is damaged."""
     (packed,) = conn.execute("SELECT output FROM sessions WHERE session_id = ?", (session_id,)).fetchone()
     try:
-        output = None if packed is None else unpack_output(packed)
+        return None if packed is None else unpack_output(packed)
     except ValueError:
-        output = None
-    if output is None:
-        return {"output": None, "output_len": None}
-    text = output.decode(errors="backslashreplace") if len(output) <= MAX_OUTPUT else None
-    return {"output": text, "output_len": len(output)}
+        return None
 
 
-def _work(conn: sqlite3.Connection, session_id: str) -> dict[str, Any]:
-    """What a session did: requests with their timing, turns, aborts, weight versions."""
-    turns, aborts = conn.execute(
-        "SELECT count(*), coalesce(sum(num_aborts), 0) FROM nodes WHERE session_id = ? AND kind = 'response'",
-        (session_id,),
-    ).fetchone()
-    low, high = conn.execute(
-        "SELECT min(weight_version), max(weight_version) FROM attempts WHERE session_id = ?", (session_id,)
-    ).fetchone()
-    requests = conn.execute(
-        "SELECT request_id, node_id, http_status, error_code, finish_reason, arrived_s, wait_s, latency_s "
-        "FROM requests WHERE session_id = ? ORDER BY seq",
-        (session_id,),
-    )
-    return {
-        "session_turns": turns,
-        "num_aborts": aborts,
-        "min_weight_version": low,
-        "max_weight_version": high,
-        "requests": [dict(request) for request in requests],
-    }
-
-
-def _context(context: Context) -> dict[str, Any]:
+def _with_context(session: DumpLine, context: Context) -> DumpLine:
     sample = context.sample
-    return {
-        "name": sample.name,
-        "node_id": sample.node_id,
-        "state_key": context.state_key,
-        "messages": context.messages,
-        "tools": context.tools,
-        "chat_template_kwargs": context.template_kwargs,
-        "num_turns": sample.num_turns,
-        "truncated": sample.truncated,
-        "reward": sample.reward,
-        "helpers": sample.helpers,
-        "credit": sample.credit,
-        "response_credits": None if sample.response_credits is None else list(sample.response_credits),
-        "metadata": sample.metadata,
-        "prompt_len": sample.prompt_len,
-        "token_ids": sample.token_ids,
-        "loss_mask": sample.loss_mask,
-        "logprobs": sample.logprobs,
-        "kept_mass": sample.kept_mass,
-        "weight_spans": [[span.start, span.length, span.version] for span in sample.version_spans],
-        "responses": [[span.node_id, span.start, span.length] for span in sample.responses],
-        "images": list(sample.images),
-    }
-
-
-_NO_CONTEXT: dict[str, Any] = {
-    "name": None,
-    "node_id": None,
-    "state_key": None,
-    "messages": [],
-    "tools": [],
-    "chat_template_kwargs": {},
-    "num_turns": 0,
-    "truncated": False,
-    "reward": None,
-    "helpers": {},
-    "credit": None,
-    "response_credits": None,
-    "metadata": {},
-    "prompt_len": 0,
-    "token_ids": [],
-    "loss_mask": [],
-    "logprobs": [],
-    "kept_mass": [],
-    "weight_spans": [],
-    "responses": [],
-    "images": [],
-}
+    return msgspec.structs.replace(
+        session,
+        name=sample.name,
+        node_id=sample.node_id,
+        state_key=context.state_key,
+        messages=context.messages,
+        tools=context.tools,
+        chat_template_kwargs=context.template_kwargs,
+        num_turns=sample.num_turns,
+        truncated=sample.truncated,
+        reward=sample.reward,
+        helpers=sample.helpers,
+        credit=sample.credit,
+        response_credits=None if sample.response_credits is None else list(sample.response_credits),
+        metadata=sample.metadata,
+        prompt_len=sample.prompt_len,
+        token_ids=sample.token_ids,
+        loss_mask=sample.loss_mask,
+        logprobs=sample.logprobs,
+        kept_mass=sample.kept_mass,
+        weight_spans=[(span.start, span.length, span.version) for span in sample.version_spans],
+        responses=[(span.node_id, span.start, span.length) for span in sample.responses],
+        images=list(sample.images),
+    )
