@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
+from dataclasses import dataclass
 from typing import Literal
 
+from silva.forest.joined_lineage import join_lineage
 from silva.forest.node import EchoAlias, Node
 from silva.forest.session_forest import SessionForest
 from silva.types.errors import SessionFailure
 from silva.types.generation import VersionSpan, join_spans
 from silva.types.messages import JsonObject
-from silva.types.rollout import ExportRecord, NodeRow, ResponseSpan, TrainingSample
+from silva.types.rollout import ExportRecord, NodeRow, TrainingSample
 
 UNSAMPLED_VERSION = -1
 ExportMode = Literal["strict", "last", "leaves"]
@@ -94,35 +96,21 @@ def build_sample(
 
     Nodes in `trained` are trained by another sample already: here they are context, with mask 0 (and their versions).
     """
-    ids: list[int] = []
-    mask: list[int] = []
-    logprobs: list[float] = []
-    kept: list[float] = []
-    spans: list[VersionSpan] = []
-    responses: list[ResponseSpan] = []
     node = forest.nodes[record.node_id]
-    for step in node.path():
-        sampled = len(step.ids) - step.lead
-        ids.extend(step.ids)
-        mine = step.node_id not in trained
-        mask.extend([0] * step.lead + [int(mine)] * sampled)
-        logprobs.extend([0.0] * step.lead + (list(step.logprobs) if mine else [0.0] * sampled))
-        kept.extend([1.0] * step.lead + (list(step.kept_mass) if mine else [1.0] * sampled))
-        spans += (*_lead_span(step), *step.spans)
-        if step.kind == "response":
-            responses.append(ResponseSpan(node_id=step.node_id, start=len(ids) - sampled, length=sampled))
+    joined = join_lineage(map(_LiveStep.of, node.path()))
+    joined.mask_out((span.start, span.length) for span in joined.responses if span.node_id in trained)
     return TrainingSample(
         session_id=session_id,
         group_id=group_id,
         name=record.name,
         node_id=record.node_id,
-        prompt_len=responses[0].start,
-        token_ids=ids,
-        loss_mask=mask,
-        logprobs=logprobs,
-        kept_mass=kept,
-        version_spans=join_spans(spans),
-        responses=tuple(responses),
+        prompt_len=joined.responses[0].start,
+        token_ids=joined.token_ids,
+        loss_mask=joined.loss_mask,
+        logprobs=joined.logprobs,
+        kept_mass=joined.kept_mass,
+        version_spans=joined.version_spans,
+        responses=joined.responses,
         reward=record.reward,
         helpers=record.helpers,
         truncated=node.cut,
@@ -131,8 +119,30 @@ def build_sample(
     )
 
 
-def _lead_span(node: Node) -> tuple[VersionSpan, ...]:
-    return (VersionSpan(start=0, length=node.lead, version=UNSAMPLED_VERSION),) if node.lead else ()
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _LiveStep:
+    """The tokens of a node of a live forest."""
+
+    node_id: int
+    kind: Literal["root", "observation", "response"]
+    token_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    kept_mass: list[float]
+    version_spans: tuple[VersionSpan, ...]
+
+    @classmethod
+    def of(cls, node: Node) -> _LiveStep:
+        lead = (VersionSpan(start=0, length=node.lead, version=UNSAMPLED_VERSION),) if node.lead else ()
+        return cls(
+            node_id=node.node_id,
+            kind=node.kind,
+            token_ids=node.ids.tolist(),
+            loss_mask=[0] * node.lead + [1] * (len(node.ids) - node.lead),
+            logprobs=[0.0] * node.lead + node.logprobs.tolist(),
+            kept_mass=[1.0] * node.lead + node.kept_mass.tolist(),
+            version_spans=join_spans((*lead, *node.spans)),
+        )
 
 
 def node_rows(forest: SessionForest) -> list[NodeRow]:
@@ -141,7 +151,7 @@ def node_rows(forest: SessionForest) -> list[NodeRow]:
 
 
 def _node_row(node: Node) -> NodeRow:
-    sampled = len(node.ids) - node.lead
+    step = _LiveStep.of(node)
     tools: list[JsonObject] | None = None
     kwargs: JsonObject | None = None
     if node.kind == "root":
@@ -152,11 +162,11 @@ def _node_row(node: Node) -> NodeRow:
         state_key=node.key.hex(),
         kind=node.kind,
         messages=[message.to_chat() for message in node.messages],
-        token_ids=node.ids.tolist(),
-        loss_mask=[0] * node.lead + [1] * sampled,
-        logprobs=[0.0] * node.lead + node.logprobs.tolist(),
-        kept_mass=[1.0] * node.lead + node.kept_mass.tolist(),
-        version_spans=join_spans((*_lead_span(node), *node.spans)),
+        token_ids=step.token_ids,
+        loss_mask=step.loss_mask,
+        logprobs=step.logprobs,
+        kept_mass=step.kept_mass,
+        version_spans=step.version_spans,
         finish_reason=node.finish,
         num_aborts=node.num_aborts,
         tools=tools,

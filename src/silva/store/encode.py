@@ -46,6 +46,11 @@ def unpack_floats(blob: bytes) -> list[float]:
     return short_floats(unpack_array("f", blob))
 
 
+def unpack_exact(blob: bytes) -> list[float]:
+    """The float32 values as they are."""
+    return unpack_array("f", blob).tolist()
+
+
 def short_floats(exact: Sequence[float]) -> list[float]:
     """Values of float32, each as the shortest decimal that stands for it."""
     short = [float(f"{value:.7g}") for value in exact]

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silva.store.encode import unpack_floats, unpack_ids
+from silva.forest.joined_lineage import join_lineage
 from silva.store.files import DB_NAME, LedgerError, schema_version, unreadable
-from silva.store.rows import join_spans, lineage
-from silva.types.rollout import Mode, ResponseSpan, TrainingSample
+from silva.store.rows import lineage
+from silva.store.stored import read_nodes
+from silva.types.rollout import Mode, NodeRow, TrainingSample
 from silva.types.text import safe_text
 
 JsonDoc = dict[str, Any]
@@ -212,7 +213,7 @@ def show_session(run_dir: str | Path, session_id: str) -> JsonDoc:
         return {
             **dict(row),
             "metadata": json.loads(row["metadata"]),
-            "nodes": [{key: node[key] for key in _NODE_KEYS} for node in map(_node_doc, _nodes(conn, session_id))],
+            "nodes": [_node_doc(node) for node in read_nodes(conn, safe_text(session_id), shortest=True)],
             "contexts": [_context_doc(sample) for sample in contexts],
             "samples": [_sample_doc(sample) for sample in contexts if sample.num_trainable],
             "requests": [_request_doc(request) for request in _requests(conn, session_id)],
@@ -220,19 +221,20 @@ def show_session(run_dir: str | Path, session_id: str) -> JsonDoc:
         }
 
 
-_NODE_KEYS = (
-    "node_id",
-    "parent_id",
-    "state_key",
-    "kind",
-    "messages",
-    "token_ids",
-    "loss_mask",
-    "logprobs",
-    "weight_spans",
-    "finish_reason",
-    "num_aborts",
-)
+def _node_doc(node: NodeRow) -> JsonDoc:
+    return {
+        "node_id": node.node_id,
+        "parent_id": node.parent_id,
+        "state_key": node.state_key,
+        "kind": node.kind,
+        "messages": node.messages,
+        "token_ids": node.token_ids,
+        "loss_mask": node.loss_mask,
+        "logprobs": node.logprobs,
+        "weight_spans": [[span.start, span.length, span.version] for span in node.version_spans],
+        "finish_reason": node.finish_reason,
+        "num_aborts": node.num_aborts,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,61 +259,41 @@ def load_contexts(conn: sqlite3.Connection, session_id: str) -> list[Context]:
         "SELECT m.*, s.group_id FROM samples m JOIN sessions s USING (session_id) WHERE session_id = ? ORDER BY seq",
         (safe_text(session_id),),
     ).fetchall()
-    nodes = {node["node_id"]: _node_doc(node) for node in _nodes(conn, session_id)} if rows else {}
+    nodes = {node.node_id: node for node in read_nodes(conn, safe_text(session_id), shortest=True)} if rows else {}
     return [_context(row, nodes) for row in rows]
 
 
-def _context(row: sqlite3.Row, nodes: dict[int, JsonDoc]) -> Context:
-    parents = {node_id: node["parent_id"] for node_id, node in nodes.items()}
-    path = [nodes[node_id] for node_id in lineage(row["node_id"], parents)]
-    return Context(
-        sample=_sample(row, path),
-        state_key=path[-1]["state_key"],
-        messages=[message for node in path for message in node["messages"]],
-        tools=path[0]["tools"] or [],
-        template_kwargs=path[0]["template_kwargs"] or {},
-    )
-
-
-def _sample(row: sqlite3.Row, path: list[JsonDoc]) -> TrainingSample:
-    mask, logprobs, kept_mass = (
-        [value for node in path for value in node[key]] for key in ("loss_mask", "logprobs", "kept_mass")
-    )
-    for start, length in json.loads(row["masked"]):
-        mask[start : start + length] = [0] * length
-        logprobs[start : start + length] = [0.0] * length
-        kept_mass[start : start + length] = [1.0] * length
-    return TrainingSample(
+def _context(row: sqlite3.Row, nodes: dict[int, NodeRow]) -> Context:
+    path = [nodes[node_id] for node_id in lineage(row["node_id"], {at: node.parent_id for at, node in nodes.items()})]
+    joined = join_lineage(path)
+    joined.mask_out(json.loads(row["masked"]))
+    sample = TrainingSample(
         session_id=row["session_id"],
         group_id=row["group_id"],
         name=row["name"],
         node_id=row["node_id"],
         prompt_len=row["prompt_len"],
-        token_ids=[i for node in path for i in node["token_ids"]],
-        loss_mask=mask,
-        logprobs=logprobs,
-        kept_mass=kept_mass,
-        version_spans=join_spans((len(node["token_ids"]), node["weight_spans"]) for node in path),
-        responses=_responses(path),
+        token_ids=joined.token_ids,
+        loss_mask=joined.loss_mask,
+        logprobs=joined.logprobs,
+        kept_mass=joined.kept_mass,
+        version_spans=joined.version_spans,
+        responses=joined.responses,
         reward=row["reward"],
         helpers=json.loads(row["helpers"]),
         credit=row["credit"],
         response_credits=None if row["response_credits"] is None else tuple(json.loads(row["response_credits"])),
         truncated=bool(row["truncated"]),
         metadata=json.loads(row["metadata"]),
-        images=tuple(url for node in path for message in node["messages"] for url in _image_urls(message)),
+        images=tuple(url for node in path for message in node.messages for url in _image_urls(message)),
     )
-
-
-def _responses(path: list[JsonDoc]) -> tuple[ResponseSpan, ...]:
-    spans: list[ResponseSpan] = []
-    end = 0
-    for node in path:
-        end += len(node["token_ids"])
-        if node["kind"] == "response":
-            length = sum(node["loss_mask"])
-            spans.append(ResponseSpan(node_id=node["node_id"], start=end - length, length=length))
-    return tuple(spans)
+    return Context(
+        sample=sample,
+        state_key=path[-1].state_key,
+        messages=[message for node in path for message in node.messages],
+        tools=path[0].tools or [],
+        template_kwargs=path[0].template_kwargs or {},
+    )
 
 
 def _image_urls(message: JsonDoc) -> Iterator[str]:
@@ -321,38 +303,8 @@ def _image_urls(message: JsonDoc) -> Iterator[str]:
             yield part["image_url"]["url"]
 
 
-def _nodes(conn: sqlite3.Connection, session_id: str) -> Iterator[sqlite3.Row]:
-    return conn.execute("SELECT * FROM nodes WHERE session_id = ? ORDER BY node_id", (safe_text(session_id),))
-
-
 def _requests(conn: sqlite3.Connection, session_id: str) -> Iterator[sqlite3.Row]:
     return conn.execute("SELECT * FROM requests WHERE session_id = ? ORDER BY seq", (safe_text(session_id),))
-
-
-def _node_doc(row: sqlite3.Row) -> JsonDoc:
-    mask = list(row["loss_mask"])
-    return {
-        "node_id": row["node_id"],
-        "parent_id": row["parent_id"],
-        "state_key": row["state_key"],
-        "kind": row["kind"],
-        "messages": json.loads(row["messages"]),
-        "token_ids": unpack_ids(row["token_ids"]),
-        "loss_mask": mask,
-        "logprobs": _spread(unpack_floats(row["logprobs"]), mask, 0.0),
-        "kept_mass": _spread(unpack_floats(row["kept_mass"]), mask, 1.0),
-        "weight_spans": json.loads(row["version_spans"]),
-        "finish_reason": row["finish_reason"],
-        "num_aborts": row["num_aborts"],
-        "tools": None if row["tools"] is None else json.loads(row["tools"]),
-        "template_kwargs": None if row["template_kwargs"] is None else json.loads(row["template_kwargs"]),
-    }
-
-
-def _spread(values: list[float], mask: list[int], elsewhere: float) -> list[float]:
-    """One value an id from one value a sampled id."""
-    following = iter(values)
-    return [next(following) if flag else elsewhere for flag in mask]
 
 
 def _context_doc(sample: TrainingSample) -> JsonDoc:

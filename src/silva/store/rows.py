@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import chain, compress, repeat
 
+from silva.forest.joined_lineage import join_lineage
 from silva.store.encode import pack_floats, pack_ids, pack_mask, runs_of, spans_to_json, to_column
 from silva.types.generation import VersionSpan, check_spans
 from silva.types.rollout import AttemptRow, NodeRow, RequestRow, SessionRow, TrainingSample
@@ -70,20 +71,6 @@ def lineage(node_id: int, parents: Mapping[int, int | None]) -> list[int]:
     return path
 
 
-def join_spans(parts: Iterable[tuple[int, Iterable[tuple[int, int, int]]]]) -> tuple[VersionSpan, ...]:
-    """The (start, length, version) spans of nodes in a row, each with its number of ids, as spans over all ids."""
-    joined: list[tuple[int, int, int]] = []
-    offset = 0
-    for num_ids, spans in parts:
-        for start, length, version in spans:
-            if joined and joined[-1][2] == version:
-                joined[-1] = (joined[-1][0], joined[-1][1] + length, version)
-            else:
-                joined.append((offset + start, length, version))
-        offset += num_ids
-    return tuple(VersionSpan(start=start, length=length, version=version) for start, length, version in joined)
-
-
 def _marks(count: int) -> str:
     return ", ".join("?" * count)
 
@@ -113,20 +100,16 @@ def _masked_runs(sample: TrainingSample, nodes: Mapping[int, NodeRow]) -> list[l
     where = f"session {sample.session_id}, sample {sample.name!r}"
     assert sample.node_id in nodes, f"{where}: node {sample.node_id} is not in the record"
     path = [nodes[at] for at in lineage(sample.node_id, {node.node_id: node.parent_id for node in nodes.values()})]
-    ids, mask, logprobs, kept_mass = (
-        list(chain.from_iterable(getattr(node, key) for node in path))
-        for key in ("token_ids", "loss_mask", "logprobs", "kept_mass")
-    )
-    assert sample.token_ids == ids, f"{where}: its ids are not its lineage's"
-    masked = [may != have for may, have in zip(mask, sample.loss_mask, strict=True)]
-    assert all(compress(mask, masked)), f"{where}: mask 1 on an id that was not sampled"
-    versions = [version for node in path for version in _versions(node.version_spans)]
-    for label, own, joined in (
-        ("logprobs", sample.logprobs, logprobs),
-        ("kept mass", sample.kept_mass, kept_mass),
-        ("weight versions", _versions(sample.version_spans), versions),
+    joined = join_lineage(path)
+    assert sample.token_ids == joined.token_ids, f"{where}: its ids are not its lineage's"
+    masked = [may != have for may, have in zip(joined.loss_mask, sample.loss_mask, strict=True)]
+    assert all(compress(joined.loss_mask, masked)), f"{where}: mask 1 on an id that was not sampled"
+    for label, own, other in (
+        ("logprobs", sample.logprobs, joined.logprobs),
+        ("kept mass", sample.kept_mass, joined.kept_mass),
+        ("weight versions", _versions(sample.version_spans), _versions(joined.version_spans)),
     ):
-        same = array("f", compress(own, sample.loss_mask)) == array("f", compress(joined, sample.loss_mask))
+        same = array("f", compress(own, sample.loss_mask)) == array("f", compress(other, sample.loss_mask))
         assert same, f"{where}: its {label} differ from its lineage's"
     return runs_of(masked) if any(masked) else []
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from silva.store.encode import unpack_array
+from silva.store.encode import unpack_exact, unpack_floats, unpack_ids
 from silva.types.generation import VersionSpan
 from silva.types.rollout import NodeRow, RequestRow, SessionInput
 
@@ -51,7 +51,7 @@ def load_session(conn: sqlite3.Connection, session_id: str) -> StoredSession:
     messages, metadata = content.get("messages"), content.get("metadata")
     nothing = messages is None and metadata is None
     return StoredSession(
-        nodes=list(_nodes(conn, session_id)),
+        nodes=list(read_nodes(conn, session_id)),
         requests=[
             RequestRow(**{**dict(request), "stream": bool(request["stream"])})
             for request in conn.execute(
@@ -72,38 +72,46 @@ def unpack_output(packed: bytes) -> bytes:
         raise ValueError(f"the output of the agent is damaged: {error}") from error
 
 
-def _nodes(conn: sqlite3.Connection, session_id: str) -> Iterator[NodeRow]:
+def read_nodes(conn: sqlite3.Connection, session_id: str, *, shortest: bool = False) -> Iterator[NodeRow]:
+    """The nodes of a session, in order. ValueError where one cannot be read.
+
+    `shortest`: log-probs and kept mass as the shortest decimals that stand for their float32 values, for documents.
+    """
+    floats = unpack_floats if shortest else unpack_exact
     for row in conn.execute("SELECT * FROM nodes WHERE session_id = ? ORDER BY node_id", (session_id,)):
         try:
-            yield _node(row)
-        except (ValueError, TypeError) as error:
+            mask = list(row["loss_mask"])
+            yield NodeRow(
+                node_id=row["node_id"],
+                parent_id=row["parent_id"],
+                state_key=row["state_key"],
+                kind=row["kind"],
+                messages=json.loads(row["messages"]),
+                token_ids=unpack_ids(row["token_ids"]),
+                loss_mask=mask,
+                logprobs=_spread(floats(row["logprobs"]), mask, 0.0),
+                kept_mass=_spread(floats(row["kept_mass"]), mask, 1.0),
+                version_spans=tuple(
+                    VersionSpan(start=start, length=length, version=version)
+                    for start, length, version in json.loads(row["version_spans"])
+                ),
+                finish_reason=row["finish_reason"],
+                num_aborts=row["num_aborts"],
+                tools=_parsed(row["tools"]),
+                template_kwargs=_parsed(row["template_kwargs"]),
+                told=_parsed(row["told"]),
+                spellings=_parsed(row["spellings"]) or [],
+            )
+        except (ValueError, TypeError, StopIteration) as error:
             raise ValueError(f"node {row['node_id']} is damaged: {error}") from error
 
 
-def _node(row: sqlite3.Row) -> NodeRow:
-    mask = list(row["loss_mask"])
-    lead = mask.count(0)
-    return NodeRow(
-        node_id=row["node_id"],
-        parent_id=row["parent_id"],
-        state_key=row["state_key"],
-        kind=row["kind"],
-        messages=json.loads(row["messages"]),
-        token_ids=unpack_array("i", row["token_ids"]).tolist(),
-        loss_mask=mask,
-        logprobs=[0.0] * lead + unpack_array("f", row["logprobs"]).tolist(),
-        kept_mass=[1.0] * lead + unpack_array("f", row["kept_mass"]).tolist(),
-        version_spans=tuple(
-            VersionSpan(start=start, length=length, version=version)
-            for start, length, version in json.loads(row["version_spans"])
-        ),
-        finish_reason=row["finish_reason"],
-        num_aborts=row["num_aborts"],
-        tools=_parsed(row["tools"]),
-        template_kwargs=_parsed(row["template_kwargs"]),
-        told=_parsed(row["told"]),
-        spellings=_parsed(row["spellings"]) or [],
-    )
+def _spread(values: list[float], mask: list[int], elsewhere: float) -> list[float]:
+    """One value per id, from one per sampled id. ValueError where there are more or fewer than those."""
+    if len(values) != sum(mask):
+        raise ValueError(f"{len(values)} values for {sum(mask)} sampled ids")
+    following = iter(values)
+    return [next(following) if flag else elsewhere for flag in mask]
 
 
 def _parsed(text: str | None) -> Any:
