@@ -11,8 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from silva.store.documents import show_session
 from silva.store.ledger import RunLedger
-from silva.store.queries import check_ledgers, counts, open_run, show_session
+from silva.store.queries import check_ledgers, counts, open_run
 from silva.types.generation import VersionSpan
 from silva.types.rollout import (
     AttemptRow,

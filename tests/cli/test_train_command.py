@@ -161,7 +161,7 @@ def replay(tmp_path: Path, model_dir: Path) -> list[dict]:
 
 
 def show_nodes(run_dir: Path, session_id: str) -> list[dict]:
-    from silva.store.queries import show_session
+    from silva.store.documents import show_session
 
     return show_session(run_dir, session_id)["nodes"]
 

@@ -10,8 +10,9 @@ from store_records import begin, exported
 from silva.forest.lineage import build_sample, build_samples, exported_leaves, linear_leaf, node_rows
 from silva.forest.placement import Placement, Response
 from silva.forest.session_forest import SessionForest
+from silva.store.documents import show_session
 from silva.store.ledger import RunLedger
-from silva.store.queries import load_samples, open_run, show_session
+from silva.store.queries import load_samples, open_run
 from silva.types.generation import GenerateResult, VersionSpan
 from silva.types.messages import Conversation, Message
 from silva.types.rollout import ExportRecord, TrainingSample

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from store_records import begin, exported, failed
 
+from silva.store.documents import show_run
 from silva.store.dumps import session_rows
 from silva.store.files import DB_NAME, LedgerError
 from silva.store.ledger import RunLedger
-from silva.store.queries import accounting, open_run, show_run
+from silva.store.queries import accounting, open_run
 from silva.store.step_numbers import gateway_numbers, start_lag
 
 

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 from store_records import begin, exported, failed, forest, joined
 
+from silva.store.documents import show_run, show_session
 from silva.store.files import LedgerError
 from silva.store.ledger import RunLedger
-from silva.store.queries import check_ledgers, counts, open_run, show_run, show_session
+from silva.store.queries import check_ledgers, counts, open_run
 from silva.types.rollout import ResponseSpan
 
 
@@ -452,7 +453,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 READ_AS_NOBODY = """
 import os, sys
-from silva.store.queries import show_run
+from silva.store.documents import show_run
 if os.getuid() == 0:
     os.setuid(65534)
 assert not os.access(sys.argv[1], os.W_OK)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_records import begin, exported, failed, forest, joined, node
 
+from silva.store.documents import show_run, show_session
 from silva.store.files import LedgerError
 from silva.store.ledger import RunLedger
-from silva.store.queries import show_run, show_session
 from silva.types.rollout import TrainingSample
 from silva.view.show import printable, render_run, render_session
 

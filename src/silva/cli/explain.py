@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from silva.store.queries import show_session
+from silva.store.documents import show_session
 from silva.view.explain import render_explanation
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from silva.store.documents import show_run, show_session
 from silva.store.encode import to_json
-from silva.store.queries import show_run, show_session
 from silva.view.show import render_run, render_session
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from silva.store.dumps import check_dump_template, write_rollout_dump
 from silva.store.ledger import RunLedger
-from silva.store.queries import accounting, accounting_line, counts, open_run, roots_per_session
+from silva.store.queries import Counts, accounting, accounting_line, counts, open_run, roots_per_session
 from silva.store.step_numbers import engine_busy, gateway_numbers, start_lag
 from silva.types.numbers import spread
 
@@ -68,13 +68,13 @@ class StepReport:
         return numbers
 
 
-def _ledger_numbers(document: dict[str, dict[str, dict[str, int]]]) -> dict[str, float]:
+def _ledger_numbers(document: Counts) -> dict[str, float]:
     """`ledger/<state>[/<reason>]` of prompts and `ledger/sessions/<status>[/<reason>]` of sessions, over the whole
     run.
     """
     numbers: dict[str, float] = {}
-    for table, prefix in (("prompts", "ledger"), ("sessions", "ledger/sessions")):
-        for state, reasons in document[table].items():
+    for table, prefix in ((document["prompts"], "ledger"), (document["sessions"], "ledger/sessions")):
+        for state, reasons in table.items():
             for reason, count in reasons.items():
                 name = f"{prefix}/{state}" if reason == "none" else f"{prefix}/{state}/{reason}"
                 numbers[name] = float(count)

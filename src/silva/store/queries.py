@@ -2,24 +2,63 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from silva.forest.joined_lineage import join_lineage
 from silva.store.files import DB_NAME, LedgerError, schema_version, unreadable
 from silva.store.rows import lineage
 from silva.store.stored import read_nodes
+from silva.types.messages import JsonObject
 from silva.types.rollout import Mode, NodeRow, TrainingSample
 from silva.types.text import safe_text
 
-JsonDoc = dict[str, Any]
+
+class LedgerCounts(TypedDict):
+    """How many prompts and sessions are in each state, by reason; NO_REASON where a state needs none."""
+
+    prompts: dict[str, dict[str, int]]
+    sessions: dict[str, dict[str, int]]
+
+
+class Counts(LedgerCounts):
+    """Counts of what is for training, with those of eval beside them."""
+
+    eval: LedgerCounts
+
+
+class Account(TypedDict):
+    """What became of the groups of one step."""
+
+    prompts: int
+    trained: int
+    delivered: int
+    filtered: int
+    dropped: int
+    stale: int
+    pending: int
+    sessions: int
+    exported: int
+    failed: int
+    cancelled: int
+    running: int
+    failures: dict[str, int]
+    """Failed sessions by reason."""
+    turns: int
+    """Responses committed."""
+    tokens: int
+    """Ids sampled."""
+    aborts: int
+    rewarded: int
+    """Sessions with a reward."""
+    reward: float | None
+    """Mean over these."""
+
 
 NO_REASON = "none"
 """Stands in counts for a state that needs no reason, such as `trained`."""
@@ -70,7 +109,7 @@ def _begin(uri: str, path: Path) -> sqlite3.Connection:
     return conn
 
 
-def counts(conn: sqlite3.Connection) -> JsonDoc:
+def counts(conn: sqlite3.Connection) -> Counts:
     """`{"prompts": {state: {reason: n}}, "sessions": {status: {reason: n}}, "eval": {the same two}}`.
 
     The outer two count what is for training. States without a reason are counted under "none".
@@ -84,8 +123,8 @@ def pending_places(conn: sqlite3.Connection) -> list[tuple[int, int, int]]:
     return conn.execute(query).fetchall()
 
 
-def _counts(conn: sqlite3.Connection, mode: Mode) -> JsonDoc:
-    doc: JsonDoc = {}
+def _counts(conn: sqlite3.Connection, mode: Mode) -> LedgerCounts:
+    doc: dict[str, dict[str, dict[str, int]]] = {}
     for table, column in (("prompts", "state"), ("sessions", "status")):
         doc[table] = {}
         query = (
@@ -93,7 +132,7 @@ def _counts(conn: sqlite3.Connection, mode: Mode) -> JsonDoc:
         )
         for state, reason, number in conn.execute(query, (NO_REASON, mode)):
             doc[table].setdefault(state, {})[reason] = number
-    return doc
+    return {"prompts": doc["prompts"], "sessions": doc["sessions"]}
 
 
 def check_ledgers(conn: sqlite3.Connection, *, finished: bool = False) -> None:
@@ -163,89 +202,15 @@ _CHECKS = (
 _FINISHED_CHECKS = (("still running", "SELECT session_id FROM sessions WHERE status = 'running'"),)
 
 
-def show_run(run_dir: str | Path) -> JsonDoc:
-    """`{"run", "counts", "groups": [...], "sessions": [...], "failures": [...]}`, as `silva show RUN --json` prints it.
-
-    `failures` are the first failed session of each reason, with its error.
-    """
-    with open_run(run_dir) as conn:
-        return {
-            "run": safe_text(str(run_dir)),
-            "counts": counts(conn),
-            "groups": [
-                dict(row)
-                for row in conn.execute(
-                    "SELECT group_id, prompt_id, mode, n, start_step, train_step, attempt FROM groups ORDER BY rowid"
-                )
-            ],
-            "sessions": [
-                dict(row)
-                for row in conn.execute(
-                    "SELECT session_id, group_id, mode, status, reason, reward FROM sessions ORDER BY rowid"
-                )
-            ],
-            "failures": [
-                dict(row)
-                for row in conn.execute(
-                    "SELECT reason, session_id, error FROM sessions WHERE rowid IN "
-                    "(SELECT min(rowid) FROM sessions WHERE status = 'failed' GROUP BY reason) ORDER BY rowid"
-                )
-            ],
-        }
-
-
-def show_session(run_dir: str | Path, session_id: str) -> JsonDoc:
-    """One session with its nodes, contexts, samples and requests. A live one is `running`, its lists are empty.
-
-    `contexts` are all that were exported, `samples` those of them that have tokens to train.
-
-    LedgerError, naming close ids, if there is no such session.
-    """
-    with open_run(run_dir) as conn:
-        row = conn.execute(
-            "SELECT session_id, group_id, mode, status, reason, error, reward, metadata FROM sessions "
-            "WHERE session_id = ?",
-            (safe_text(session_id),),
-        ).fetchone()
-        if row is None:
-            raise _no_session(conn, run_dir, session_id)
-        contexts = load_samples(conn, session_id)
-        return {
-            **dict(row),
-            "metadata": json.loads(row["metadata"]),
-            "nodes": [_node_doc(node) for node in read_nodes(conn, safe_text(session_id), shortest=True)],
-            "contexts": [_context_doc(sample) for sample in contexts],
-            "samples": [_sample_doc(sample) for sample in contexts if sample.num_trainable],
-            "requests": [_request_doc(request) for request in _requests(conn, session_id)],
-            "ignored_fields": _ignored_fields(conn, session_id),
-        }
-
-
-def _node_doc(node: NodeRow) -> JsonDoc:
-    return {
-        "node_id": node.node_id,
-        "parent_id": node.parent_id,
-        "state_key": node.state_key,
-        "kind": node.kind,
-        "messages": node.messages,
-        "token_ids": node.token_ids,
-        "loss_mask": node.loss_mask,
-        "logprobs": node.logprobs,
-        "weight_spans": [[span.start, span.length, span.version] for span in node.version_spans],
-        "finish_reason": node.finish_reason,
-        "num_aborts": node.num_aborts,
-    }
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
     """An exported context with what its tokens do not say: messages in Chat form, tools and template arguments."""
 
     sample: TrainingSample
     state_key: str
-    messages: list[JsonDoc]
-    tools: list[JsonDoc]
-    template_kwargs: JsonDoc
+    messages: list[JsonObject]
+    tools: list[JsonObject]
+    template_kwargs: JsonObject
 
 
 def load_samples(conn: sqlite3.Connection, session_id: str) -> list[TrainingSample]:
@@ -296,95 +261,15 @@ def _context(row: sqlite3.Row, nodes: dict[int, NodeRow]) -> Context:
     )
 
 
-def _image_urls(message: JsonDoc) -> Iterator[str]:
+def _image_urls(message: JsonObject) -> Iterator[str]:
     content = message["content"]
     for part in content if isinstance(content, list) else ():
         if part["type"] == "image_url":
             yield part["image_url"]["url"]
 
 
-def _requests(conn: sqlite3.Connection, session_id: str) -> Iterator[sqlite3.Row]:
-    return conn.execute("SELECT * FROM requests WHERE session_id = ? ORDER BY seq", (safe_text(session_id),))
-
-
-def _context_doc(sample: TrainingSample) -> JsonDoc:
-    return {
-        "name": sample.name,
-        "node_id": sample.node_id,
-        "num_turns": sample.num_turns,
-        "prompt_len": sample.prompt_len,
-        "num_tokens": len(sample.token_ids),
-        "num_trainable": sample.num_trainable,
-        "responses": [[span.node_id, span.start, span.length] for span in sample.responses],
-        "reward": sample.reward,
-        "helpers": sample.helpers,
-        "credit": sample.credit,
-        "response_credits": None if sample.response_credits is None else list(sample.response_credits),
-        "metadata": sample.metadata,
-    }
-
-
-def _sample_doc(sample: TrainingSample) -> JsonDoc:
-    return {
-        "name": sample.name,
-        "node_id": sample.node_id,
-        "prompt_len": sample.prompt_len,
-        "token_ids": sample.token_ids,
-        "loss_mask": sample.loss_mask,
-        "logprobs": sample.logprobs,
-        "reward": sample.reward,
-        "credit": sample.credit,
-        "metadata": sample.metadata,
-    }
-
-
-def _request_doc(row: sqlite3.Row) -> JsonDoc:
-    def parsed(column: str) -> Any:
-        return None if row[column] is None else json.loads(row[column])
-
-    return {
-        "request_id": row["request_id"],
-        "protocol": row["protocol"],
-        "stream": bool(row["stream"]),
-        "match": row["match"],
-        "repairs": parsed("repairs"),
-        "difference": parsed("difference"),
-        "node_id": row["node_id"],
-        "http_status": row["http_status"],
-        "error_code": row["error_code"],
-        "finish_reason": row["finish_reason"],
-        "usage": parsed("usage"),
-        "arrived_s": row["arrived_s"],
-        "wait_s": row["wait_s"],
-        "latency_s": row["latency_s"],
-    }
-
-
-def _ignored_fields(conn: sqlite3.Connection, session_id: str) -> dict[str, int]:
-    """In how many requests of a session each name stood that means nothing here."""
-    counts = Counter(name for row in _requests(conn, session_id) for name in json.loads(row["ignored_fields"]))
-    return dict(sorted(counts.items()))
-
-
-def _no_session(conn: sqlite3.Connection, run_dir: str | Path, session_id: str) -> LedgerError:
-    known = [row[0] for row in conn.execute("SELECT session_id FROM sessions ORDER BY rowid DESC LIMIT 20000")]
-    close = [name for name in known if session_id and name.startswith(session_id)][:3]
-    close = close or difflib.get_close_matches(session_id, known[:2000], n=3, cutoff=0.5)
-    if close:
-        hint = "did you mean " + " or ".join(close) + "?"
-    elif known:
-        hint = f"silva show {run_dir} lists its sessions"
-    else:
-        hint = "it has no sessions yet"
-    return LedgerError(f"the run in {run_dir} has no session {session_id!r}; {hint}")
-
-
-def accounting(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode = "train") -> JsonDoc:
-    """What became of the groups that were started in one rollout step.
-
-    Counts of prompts by state and of sessions by status (absent ones are 0), `failures` by reason, `turns` (responses
-    committed), `tokens` (ids sampled), `aborts`, and the mean of `reward` over the `rewarded` sessions that have one.
-    """
+def accounting(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode = "train") -> Account:
+    """What became of the groups of one rollout step."""
     here = "groups WHERE step = ? AND mode = ?"
     at = (rollout_id, mode)
     prompts = dict(
@@ -405,12 +290,19 @@ def accounting(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode = "train
         f"WHERE kind = 'response' AND session_id IN (SELECT session_id FROM {sessions})",
         at,
     ).fetchone()
-    states = ("trained", "delivered", "filtered", "dropped", "stale", "pending")
     return {
         "prompts": sum(prompts.values()),
-        **{state: prompts.get(state, 0) for state in states},
+        "trained": prompts.get("trained", 0),
+        "delivered": prompts.get("delivered", 0),
+        "filtered": prompts.get("filtered", 0),
+        "dropped": prompts.get("dropped", 0),
+        "stale": prompts.get("stale", 0),
+        "pending": prompts.get("pending", 0),
         "sessions": sum(statuses.values()),
-        **{status: statuses.get(status, 0) for status in ("exported", "failed", "cancelled", "running")},
+        "exported": statuses.get("exported", 0),
+        "failed": statuses.get("failed", 0),
+        "cancelled": statuses.get("cancelled", 0),
+        "running": statuses.get("running", 0),
         "failures": failures,
         "turns": turns,
         "tokens": num_bytes // 4,
@@ -432,7 +324,7 @@ def roots_per_session(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode =
     return [number for (number,) in rows]
 
 
-def accounting_line(rollout_id: int, account: JsonDoc) -> str:
+def accounting_line(rollout_id: int, account: Account) -> str:
     """The log line of a finished rollout step: `AGENTIC ROLLOUT event=accounting_end rollout=N key=value ...`."""
     fields = [f"{key}={_word(value)}" for key, value in account.items()]
     return " ".join([f"AGENTIC ROLLOUT event=accounting_end rollout={rollout_id}", *fields])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from silva.forest.profiles import PROFILES, REPAIR_PREFIX, linear_under
-from silva.view.show import Doc, block, printable
+from silva.store.documents import NodeDoc, RequestDoc, SessionDoc
+from silva.view.show import above, block, printable
 
 _KINDS = {"branch": "branched off", "root": "began anew"}
 _REPAIRS = {
@@ -20,12 +20,12 @@ _REPAIRS = {
 }
 
 
-def render_explanation(doc: Doc) -> str:
+def render_explanation(doc: SessionDoc) -> str:
     """One block a request that left the known history, then what was repaired in others."""
     requests = doc["requests"]
     reason = f" ({printable(doc['reason'])})" if doc["reason"] else ""
     lines = [f"session {printable(doc['session_id'])}  {doc['status']}{reason}  {len(requests)} requests"]
-    if doc.get("error"):
+    if doc["error"]:
         lines += ["error", *block(doc["error"], full=True)]
     if doc["status"] == "running":
         lines.append("still running: requests are written when the session ends")
@@ -50,20 +50,20 @@ def _repair(kind: str) -> str:
     return _REPAIRS.get(kind, "") if profile is None else f"{profile.about} (the model reads what came first)"
 
 
-def _is_root(node: Doc, nodes: dict[int, Doc]) -> bool:
+def _is_root(node: NodeDoc, nodes: dict[int, NodeDoc]) -> bool:
     """Whether a conversation begins with this node: it stands right below a technical root."""
-    above = nodes.get(node["parent_id"])
-    return above is not None and above["kind"] == "root"
+    parent = nodes.get(above(node))
+    return parent is not None and parent["kind"] == "root"
 
 
-def _again(requests: list[Doc]) -> str:
+def _again(requests: list[RequestDoc]) -> str:
     again = sum(request["match"] == "branch" for request in requests)
     return f" ({again} asked again from a known state)" if again else ""
 
 
-def _difference(request: Doc, nodes: dict[int, Doc]) -> Iterator[str]:
-    difference = request["difference"]
-    what = _KINDS.get(request["match"], "left the known history")
+def _difference(request: RequestDoc, nodes: dict[int, NodeDoc]) -> Iterator[str]:
+    difference = request["difference"] or {}
+    what = _KINDS.get(request["match"] or "", "left the known history")
     yield f"request {printable(request['request_id'])} {what}{_from_node(request, nodes)}"
     yield f"  first difference at {printable(str(difference.get('pointer')))}"
     yield f"    known  {_value(difference.get('old'))}"
@@ -71,7 +71,7 @@ def _difference(request: Doc, nodes: dict[int, Doc]) -> Iterator[str]:
     yield from _hint(request, nodes)
 
 
-def _hint(request: Doc, nodes: dict[int, Doc]) -> Iterator[str]:
+def _hint(request: RequestDoc, nodes: dict[int, NodeDoc]) -> Iterator[str]:
     """The profile that would have taken the new system text for an earlier one."""
     mine = _first_observation(request["node_id"], nodes)
     new = None if mine is None else _system_text(mine)
@@ -87,7 +87,7 @@ def _hint(request: Doc, nodes: dict[int, Doc]) -> Iterator[str]:
             return
 
 
-def _first_observation(node_id: int | None, nodes: dict[int, Doc]) -> Doc | None:
+def _first_observation(node_id: int | None, nodes: dict[int, NodeDoc]) -> NodeDoc | None:
     """The root of the conversation that a node belongs to."""
     while (node := nodes.get(-1 if node_id is None else node_id)) is not None:
         if _is_root(node, nodes):
@@ -96,22 +96,22 @@ def _first_observation(node_id: int | None, nodes: dict[int, Doc]) -> Doc | None
     return None
 
 
-def _system_text(node: Doc) -> str | None:
+def _system_text(node: NodeDoc) -> str | None:
     first = node["messages"][0] if node["messages"] else {}
     return str(first["content"]) if first.get("role") == "system" else None
 
 
-def _from_node(request: Doc, nodes: dict[int, Doc]) -> str:
+def _from_node(request: RequestDoc, nodes: dict[int, NodeDoc]) -> str:
     """The state that it still matched: above the observation that the request brought."""
     node_id = request["node_id"]
     if node_id is None:
         return ", its turn was not committed"
     if request["match"] == "root":
         return f", its answer is node {node_id}"
-    observation = nodes.get(nodes[node_id]["parent_id"]) if node_id in nodes else None
+    observation = nodes.get(above(nodes[node_id])) if node_id in nodes else None
     matched = None if observation is None else observation["parent_id"]
     return f" at node {node_id}" if matched is None else f" from node {matched} (its answer is node {node_id})"
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     return "(absent)" if value is None else printable(json.dumps(value, ensure_ascii=False))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-JsonDoc = dict[str, Any]
+from silva.types.messages import JsonObject
 
 
-def render_summary(document: JsonDoc) -> str:
+def render_summary(document: JsonObject) -> str:
     """What became of sessions and groups, as recorded and as made anew."""
     lines = [f"run: {document['run']}"]
     for mode in ("train", "eval"):
@@ -18,7 +16,7 @@ def render_summary(document: JsonDoc) -> str:
     return "\n".join(line for line in lines if line) if len(lines) > 2 else f"{lines[0]}\nit holds no sessions"
 
 
-def _mode(mode: str, account: JsonDoc) -> list[str]:
+def _mode(mode: str, account: JsonObject) -> list[str]:
     before, after = account["before"], account["after"]
     lines = [f"{mode}:  as recorded -> now"]
     for what in ("sessions", "groups"):
@@ -38,6 +36,6 @@ def _mode(mode: str, account: JsonDoc) -> list[str]:
     return lines
 
 
-def _reward(side: JsonDoc) -> str:
+def _reward(side: JsonObject) -> str:
     mean = side["mean_reward"]
     return "none" if mean is None else f"{mean:.4g} (of {side['num_rewards']})"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
-from silva.view.show import Doc, printable
+from silva.types.messages import JsonObject
+from silva.view.show import printable
 
 
-def render_replay(doc: Doc) -> str:
+def render_replay(doc: JsonObject) -> str:
     """A block a session, then the verdict."""
     lines: list[str] = []
     for session in doc["sessions"]:
@@ -22,7 +22,7 @@ def render_replay(doc: Doc) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _session(session: Doc) -> Iterator[str]:
+def _session(session: JsonObject) -> Iterator[str]:
     yield f"session {printable(session['session'])}"
     for number, turn in enumerate(session["requests"]):
         yield from _turn(turn, number)
@@ -36,7 +36,7 @@ def _session(session: Doc) -> Iterator[str]:
         yield f"  in the client: {words}"
 
 
-def _turn(turn: Doc, number: int) -> Iterator[str]:
+def _turn(turn: JsonObject, number: int) -> Iterator[str]:
     repairs = "".join(f" +{printable(kind)}" for kind in turn["repairs"])
     yield f"  line {turn['line']}  {turn['path']}  {turn['match'] or '-'}{repairs}"
     if turn["http_status"] != 200:
@@ -52,5 +52,5 @@ def _turn(turn: Doc, number: int) -> Iterator[str]:
         yield "    the recorded answer cannot be said so that the parsers in force read it back"
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     return "(absent)" if value is None else printable(json.dumps(value, ensure_ascii=False))

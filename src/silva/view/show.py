@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
-Doc = dict[str, Any]
+from silva.store.documents import ContextDoc, NodeDoc, RequestDoc, RunDoc, SessionDoc
+from silva.store.queries import LedgerCounts
+from silva.types.messages import JsonObject
+
 Decode = Callable[[list[int]], str]
 
 _MAX_CHARS = 1200
@@ -17,16 +19,16 @@ _MAX_CONTEXTS = 100
 _SLACK_CHARS = 100
 
 
-def render_run(doc: Doc, *, full: bool = False) -> str:
+def render_run(doc: RunDoc, *, full: bool = False) -> str:
     """The text of a `silva show RUN` document: counts with reasons, one line a session (the last 200 unless `full`),
     and of each reason for which sessions failed the first error.
     """
     lines = [f"run {printable(doc['run'])}", ""]
     outer = doc["counts"]
-    for title, part in (("", outer), ("eval ", outer.get("eval", {}))):
+    for title, part in (("", outer), ("eval ", outer["eval"])):
         for key in ("prompts", "sessions"):
-            if part.get(key):
-                lines.append(f"{title}{key}: {_counts_text(part[key])}")
+            if states := part[key]:
+                lines.append(f"{title}{key}: {_counts_text(states)}")
     lines.append(f"groups: {len(doc['groups'])}")
     sessions = doc["sessions"] if full else doc["sessions"][-_MAX_SESSIONS:]
     if not sessions:
@@ -47,7 +49,7 @@ def render_run(doc: Doc, *, full: bool = False) -> str:
     lines += _table(rows)
     if len(sessions) < len(doc["sessions"]):
         lines.append(f"({len(doc['sessions']) - len(sessions)} earlier sessions are not listed; --full lists all)")
-    for failure in doc.get("failures", ()):
+    for failure in doc["failures"]:
         lines += ["", f"the first {printable(failure['reason'] or '')}: session {printable(failure['session_id'])}"]
         lines += block(failure["error"] or "", full, keep_end=True)
     if _has_group_ends(outer):
@@ -55,9 +57,9 @@ def render_run(doc: Doc, *, full: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _has_group_ends(counts: Doc) -> bool:
+def _has_group_ends(counts: LedgerCounts) -> bool:
     """Whether a prompt ended for a reason that none of its sessions carries."""
-    states = counts.get("prompts", {})
+    states = counts["prompts"]
     return any(
         reason.startswith(("custom_advantage", "group_reward"))
         for state in ("dropped", "filtered")
@@ -65,7 +67,7 @@ def _has_group_ends(counts: Doc) -> bool:
     )
 
 
-def render_session(doc: Doc, decode: Decode | None = None, *, full: bool = False) -> str:
+def render_session(doc: SessionDoc, decode: Decode | None = None, *, full: bool = False) -> str:
     """The text of a `silva show RUN SESSION` document.
 
     Each node: its place, texts by role, then its tokens as a table of id, mask, log-prob and weight version, with the
@@ -75,23 +77,28 @@ def render_session(doc: Doc, decode: Decode | None = None, *, full: bool = False
     lines = [head + (f" ({printable(doc['reason'])})" if doc["reason"] else "") + f"  reward {_number(doc['reward'])}"]
     if doc["metadata"]:
         lines.append(f"metadata {_shorten(printable(json.dumps(doc['metadata'], ensure_ascii=False)), full)}")
-    if doc.get("error"):
+    if doc["error"]:
         lines += ["error", *block(doc["error"], full, keep_end=True)]
     if doc["status"] == "running":
         lines.append("still running: turns are written when the session ends")
     depths: dict[int, int] = {}
     for node in doc["nodes"]:
-        depths[node["node_id"]] = depths.get(node["parent_id"], 0) + len(node["token_ids"])
+        depths[node["node_id"]] = depths.get(above(node), 0) + len(node["token_ids"])
         lines += ["", *_node(node, depths[node["node_id"]], decode, full)]
     if doc["requests"]:
         lines += ["", "requests", *_table(_request_rows(doc["requests"]))]
         lines += list(_differences(doc["requests"]))
-        ignored = [f"{printable(name)} {number}" for name, number in doc.get("ignored_fields", {}).items()]
+        ignored = [f"{printable(name)} {number}" for name, number in doc["ignored_fields"].items()]
         if ignored:
             lines.append(f"  ignored fields, by requests: {', '.join(ignored)}")
     if doc["contexts"]:
         lines += ["", *_contexts(doc, full)]
     return "\n".join(lines) + "\n"
+
+
+def above(node: NodeDoc) -> int:
+    """The id of the node before it; -1 for a root."""
+    return -1 if node["parent_id"] is None else node["parent_id"]
 
 
 def printable(text: str) -> str:
@@ -107,7 +114,7 @@ def _escape(char: str) -> str:
     return char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-def _counts_text(states: Doc) -> str:
+def _counts_text(states: dict[str, dict[str, int]]) -> str:
     parts: list[str] = []
     for state, reasons in states.items():
         named = [f"{printable(reason)} {number}" for reason, number in reasons.items() if reason != "none"]
@@ -115,7 +122,7 @@ def _counts_text(states: Doc) -> str:
     return ", ".join(parts)
 
 
-def _node(node: Doc, depth: int, decode: Decode | None, full: bool) -> Iterator[str]:
+def _node(node: NodeDoc, depth: int, decode: Decode | None, full: bool) -> Iterator[str]:
     above = "" if node["parent_id"] is None else f" after {node['parent_id']}"
     facts = [f"node {node['node_id']}{above}", node["kind"], f"{len(node['token_ids'])} tokens, {depth} from the start"]
     if node["finish_reason"]:
@@ -129,7 +136,7 @@ def _node(node: Doc, depth: int, decode: Decode | None, full: bool) -> Iterator[
         yield from (f"  {line}" for line in _tokens(node, decode, full))
 
 
-def _message(message: Doc, full: bool) -> Iterator[str]:
+def _message(message: JsonObject, full: bool) -> Iterator[str]:
     call_id = message.get("tool_call_id")
     yield (
         f"  {printable(str(message.get('role')))}" + (f" (answers {printable(str(call_id))})" if call_id else "") + ":"
@@ -164,7 +171,7 @@ def _shorten(text: str, full: bool, *, keep_end: bool = False) -> str:
     return f"{text[:_MAX_CHARS]}... {note}"
 
 
-def _tokens(node: Doc, decode: Decode | None, full: bool) -> list[str]:
+def _tokens(node: NodeDoc, decode: Decode | None, full: bool) -> list[str]:
     """The token table of a node. Runs of equal mask are shortened in their middle."""
     ids, mask = node["token_ids"], node["loss_mask"]
     versions = [version for _, length, version in node["weight_spans"] for _ in range(length)]
@@ -207,7 +214,7 @@ def _shown(mask: Sequence[int], full: bool) -> Iterator[int | None]:
         start = end
 
 
-def _request_rows(requests: Iterable[Doc]) -> list[tuple[str, ...]]:
+def _request_rows(requests: Iterable[RequestDoc]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         ("request", "protocol", "match", "node", "status", "finish", "tokens", "arrived", "latency")
     ]
@@ -231,7 +238,7 @@ def _request_rows(requests: Iterable[Doc]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _differences(requests: Iterable[Doc]) -> Iterator[str]:
+def _differences(requests: Iterable[RequestDoc]) -> Iterator[str]:
     for request in requests:
         difference = request["difference"]
         if difference:
@@ -242,7 +249,7 @@ def _differences(requests: Iterable[Doc]) -> Iterator[str]:
             yield f"    now {printable(new)}"
 
 
-def _contexts(doc: Doc, full: bool) -> Iterator[str]:
+def _contexts(doc: SessionDoc, full: bool) -> Iterator[str]:
     """Every exported context: a table, then what does not fit into it."""
     contexts = doc["contexts"] if full else doc["contexts"][:_MAX_CONTEXTS]
     yield "contexts"
@@ -265,7 +272,7 @@ def _contexts(doc: Doc, full: bool) -> Iterator[str]:
             yield f"  {name}, metadata: {_shorten(text, full)}"
 
 
-def _context_rows(contexts: Iterable[Doc]) -> list[tuple[str, ...]]:
+def _context_rows(contexts: Iterable[ContextDoc]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("name", "node", "turns", "prompt", "tokens", "trained", "reward", "credit")]
     for context in contexts:
         rows.append(
