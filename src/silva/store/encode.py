@@ -7,11 +7,12 @@ import math
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TypeVar
 
 from silva.types.generation import VersionSpan
 from silva.types.text import SURROGATE
 
+_Array = TypeVar("_Array", "array[int]", "array[float]")
 _FLOAT32_MAX = 3.4028234663852886e38
 _MAX_DEPTH = 200
 _MAX_BITS = 10_000
@@ -24,7 +25,7 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 
 
 def unpack_ids(blob: bytes) -> list[int]:
-    return unpack_array("i", blob).tolist()
+    return _unpacked(array("i"), blob).tolist()
 
 
 def pack_mask(mask: Sequence[int]) -> bytes:
@@ -43,12 +44,12 @@ def pack_floats(values: Iterable[float]) -> bytes:
 
 def unpack_floats(blob: bytes) -> list[float]:
     """The float32 values, each as the shortest decimal that stands for it (-0.1, not -0.10000000149)."""
-    return short_floats(unpack_array("f", blob))
+    return short_floats(_unpacked(array("f"), blob))
 
 
 def unpack_exact(blob: bytes) -> list[float]:
     """The float32 values as they are."""
-    return unpack_array("f", blob).tolist()
+    return _unpacked(array("f"), blob).tolist()
 
 
 def short_floats(exact: Sequence[float]) -> list[float]:
@@ -60,14 +61,13 @@ def short_floats(exact: Sequence[float]) -> list[float]:
     return short
 
 
-def unpack_array(code: str, blob: bytes) -> array[Any]:
-    """The packed int32 ("i") or float32 ("f") values as they are. ValueError where the blob holds a part of one."""
-    values: array[Any] = array(code)
+def _unpacked(values: _Array, blob: bytes) -> _Array:
+    """`values`, an empty array of int32 or float32, filled. ValueError where the blob ends inside a value."""
     values.frombytes(blob)
     return _little(values)
 
 
-def _little(values: array[Any]) -> array[Any]:
+def _little(values: _Array) -> _Array:
     if sys.byteorder == "big":
         values.byteswap()
     return values
@@ -115,13 +115,13 @@ def to_json(document: object, *, indent: int | None = None) -> str:
 
 
 def _too_deep(value: object) -> bool:
-    level: list[Any] = [value]
+    level: list[object] = [value]
     for _ in range(_MAX_DEPTH):
         level = [item for container in level for item in _items(container)]
     return bool(level)
 
 
-def _items(value: object) -> list[Any]:
+def _items(value: object) -> list[object]:
     """The containers inside a container."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return [item for item in items if isinstance(item, dict | list | tuple) and item]
@@ -158,7 +158,7 @@ def _scalar_text(value: object) -> str:
     return repr(value)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from silva.store.encode import to_column
 from silva.store.files import DB_NAME, LedgerError, lock_run, open_writer
@@ -61,8 +60,8 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    write: Callable[[sqlite3.Connection], Any]
-    done: Future[Any]
+    write: Callable[[sqlite3.Connection], object]
+    done: Future[object]
     durable: bool = False
 
 
@@ -144,7 +143,7 @@ class RunLedger:
         position: int,
         mode: Mode = "train",
         content: JsonObject | None = None,
-    ) -> Future[None]:
+    ) -> Future[object]:
         """One use of one dataset row begins. An id is used once (an eval prompt again after `recover` closed it).
 
         `content` is what the row holds: the messages and metadata that the agent gets, and the label.
@@ -171,7 +170,7 @@ class RunLedger:
 
     def end_prompts(
         self, prompt_ids: Iterable[str], state: PromptState, *, reason: str | None = None, train_step: int
-    ) -> Future[None]:
+    ) -> Future[object]:
         """Give pending prompts and their newest groups their end, all in one transaction.
 
         `train_step` is the step that trained them, or gave them up. `filtered`, `dropped` and `stale` need a reason.
@@ -202,7 +201,9 @@ class RunLedger:
 
     # Groups and sessions
 
-    def start_group(self, group_id: str, *, prompt_id: str, n: int, start_step: int, attempt: int = 0) -> Future[None]:
+    def start_group(
+        self, group_id: str, *, prompt_id: str, n: int, start_step: int, attempt: int = 0
+    ) -> Future[object]:
         """A pending prompt gets a group of `n` slots in rollout step `start_step`. The mode is the prompt's."""
         assert n >= 1 and attempt >= 0, f"group {group_id}: n {n}, attempt {attempt}"
         with self._mutex:
@@ -216,7 +217,7 @@ class RunLedger:
             values = (group_id, prompt_id, mode, n, start_step, attempt)
             return self._put(_Statement(f"INSERT INTO groups ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values))
 
-    def start_session(self, session_id: str, *, group_id: str, slot: int, try_index: int = 0) -> Future[None]:
+    def start_session(self, session_id: str, *, group_id: str, slot: int, try_index: int = 0) -> Future[object]:
         """A session starts in a slot of a started group; a retry is a new session in the same slot."""
         started_s = self._clock.wall_s()
         assert session_id == safe_text(session_id), f"session id {session_id!r} is no valid text"
@@ -238,7 +239,7 @@ class RunLedger:
                 )
             )
 
-    def end_session(self, record: SessionRow) -> Future[None]:
+    def end_session(self, record: SessionRow) -> Future[object]:
         """Write a session that ended: its row, nodes, requests, attempts and samples, all or nothing.
 
         AssertionError on the Future if a sample is not what its lineage of nodes says.
@@ -263,7 +264,7 @@ class RunLedger:
             del self._running[record.session_id]
             return self._put(lambda conn: insert_session_rows(conn, record, ended_s))
 
-    def set_credits(self, samples: Iterable[TrainingSample]) -> Future[None]:
+    def set_credits(self, samples: Iterable[TrainingSample]) -> Future[object]:
         """Write the credits of contexts of ended sessions, in one transaction. Those without credit are passed over."""
         rows: list[tuple[object, ...]] = []
         for sample in samples:
@@ -278,14 +279,14 @@ class RunLedger:
             )
         )
 
-    def event(self, kind: str, detail: object = None) -> Future[None]:
+    def event(self, kind: str, detail: object = None) -> Future[object]:
         """Something worth keeping that is no session: a step, an update of the weights, a warning."""
         values = (self._clock.wall_s(), kind, to_column(detail))
         return self._submit(_Statement("INSERT INTO events (at_s, kind, detail) VALUES (?, ?, ?)", values))
 
     # The file
 
-    def flush_future(self) -> Future[None]:
+    def flush_future(self) -> Future[object]:
         """Done when all that was called before is on the disk, safe from a loss of power too."""
         return self._submit(lambda _: None, durable=True)
 
@@ -305,8 +306,10 @@ class RunLedger:
             assert not self._recovered, "recover is the first call after open_existing, and the only one"
             self._recovered = True
             self._check_usable()
-            written = self._put(lambda conn: _recover(conn, train_step, now_s), durable=True)
-        recovered, reopenable = written.result()
+            found: list[tuple[Recovered, set[str]]] = []
+            written = self._put(lambda conn: found.append(_recover(conn, train_step, now_s)), durable=True)
+        written.result()
+        ((recovered, reopenable),) = found
         with self._mutex:
             self._pending = {prompt.prompt_id: "train" for prompt in recovered.pending}
             self._reopenable = reopenable
@@ -329,13 +332,13 @@ class RunLedger:
         if self._failure is not None:
             raise self._failure
 
-    def _submit(self, write: Callable[[sqlite3.Connection], Any], *, durable: bool = False) -> Future[Any]:
+    def _submit(self, write: Callable[[sqlite3.Connection], object], *, durable: bool = False) -> Future[object]:
         with self._mutex:
             self._check_usable()
             return self._put(write, durable=durable)
 
-    def _put(self, write: Callable[[sqlite3.Connection], Any], *, durable: bool = False) -> Future[Any]:
-        done: Future[Any] = Future()
+    def _put(self, write: Callable[[sqlite3.Connection], object], *, durable: bool = False) -> Future[object]:
+        done: Future[object] = Future()
         done.set_running_or_notify_cancel()  # a caller that stops waiting must not undo its write
         self._queue.put(_Job(write, done, durable))
         if durable:
@@ -375,7 +378,7 @@ class RunLedger:
 
     def _write(self, batch: list[_Job]) -> None:
         """One transaction. Jobs before a failing one are kept, it and all later ones fail."""
-        results: list[Any] = []
+        results: list[object] = []
         if self._failure is None:
             try:
                 self._conn.execute("BEGIN IMMEDIATE")

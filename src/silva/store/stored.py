@@ -11,6 +11,7 @@ from typing import Any
 
 from silva.store.encode import unpack_exact, unpack_floats, unpack_ids
 from silva.types.generation import VersionSpan
+from silva.types.messages import JsonObject
 from silva.types.rollout import NodeRow, RequestRow, SessionInput
 
 _REQUEST_COLUMNS = (
@@ -29,7 +30,7 @@ class StoredSession:
     requests: list[RequestRow]
     output: bytes | None
     input: SessionInput | None
-    label: Any
+    label: object
 
     def request_ids(self) -> dict[int, str]:
         """By node, the request that committed it."""
@@ -47,7 +48,7 @@ def load_session(conn: sqlite3.Connection, session_id: str) -> StoredSession:
         "WHERE session_id = ?",
         (session_id,),
     ).fetchone()
-    content: dict[str, Any] = json.loads(row["input"])
+    content: JsonObject = json.loads(row["input"])
     messages, metadata = content.get("messages"), content.get("metadata")
     nothing = messages is None and metadata is None
     return StoredSession(
