@@ -1,4 +1,4 @@
-"""Files of a run: the ledger's (who may write it, and what makes it ours), and others that appear whole."""
+"""Files of a run: the lock and the schema of the ledger, and files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LedgerError(SilvaError):
 
 
 def lock_run(run_dir: Path, *, must_exist: bool) -> IO[str]:
-    """Take the run directory for this process. The system gives it back when the process ends, however it ends."""
+    """Lock the run directory for this process. The system releases it when the process ends, however it ends."""
     if must_exist and not (run_dir / DB_NAME).exists():
         raise LedgerError(f"{run_dir} holds no {DB_NAME}: there is no run to go on with. Check the path after --resume")
     try:

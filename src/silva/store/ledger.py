@@ -1,6 +1,10 @@
 """The run ledger: what became of every prompt and every session of a run, in `RUN_DIR/run.db`.
 
-One process writes, through one thread; any number may read meanwhile (`silva.store.queries`).
+    issue_prompt -> start_group -> start_session ... end_session -> set_credits -> end_prompts
+       pending                        running        exported                        trained
+
+One process writes, through one thread: a call checks its arguments, queues the write and returns. Any number of
+processes may read meanwhile (`silva.store.queries`).
 """
 
 from __future__ import annotations
@@ -25,8 +29,7 @@ from silva.types.rollout import Mode, PromptState, SessionRow, TrainingSample
 from silva.types.text import safe_text
 
 _GATHER_S = 0.1
-"""Calls that come together share a transaction, and their caller is not disturbed after the first. Who waits for the
-disk cuts it short."""
+"""Calls within this time share a transaction. A caller that waits for the disk ends the wait early."""
 _MAX_BATCH = 256
 _OUR_MISTAKES = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)
 _FINAL_WITHOUT_REASON = ("trained", "delivered")
@@ -34,28 +37,31 @@ _FINAL_WITHOUT_REASON = ("trained", "delivered")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingPrompt:
-    """A prompt that has no end yet. `num_groups` groups were started for it so far."""
+    """A prompt that has no end yet."""
 
     prompt_id: str
     dataset: str
     epoch: int
     row: int
+    """Row of the dataset file, from 0."""
     position: int
+    """Place in the order of issue, from 0."""
     num_groups: int
+    """Groups that were started for it so far."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recovered:
-    """What a resumed run goes on with.
-
-    `pending` are the train prompts to run again, in order of issue; they are issued already. `next_position` is the
-    position of the next new prompt.
-    """
+    """Where a resumed run continues."""
 
     pending: list[PendingPrompt]
+    """Train prompts to run again, in order of issue. They are issued already."""
     next_position: int
+    """Position of the next new prompt."""
     num_interrupted: int
+    """Sessions that were running when the run stopped."""
     num_rolled_back: int
+    """Prompts that were trained after the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +85,13 @@ class _Statement:
 class RunLedger:
     """Writes the run ledger.
 
-    Every writing method checks its caller at once (AssertionError), queues the write and returns a Future of it; the
-    writer thread takes what is queued into one transaction, in order of call. Once a write failed, its Future, all
-    later ones and every later call raise: nothing is lost without a word. Futures cannot be cancelled. Methods may be
-    called from any thread; only `flush`, `recover` and `close` block. A record must not change once it was handed over.
+    Every writing method checks its arguments at once (AssertionError), queues the write and returns a Future of it. The
+    writer thread takes what is queued into one transaction, in order of call. After a failed write its Future, all
+    later ones and every later call raise, so nothing is lost silently. Futures cannot be cancelled. Methods may be
+    called from any thread; only `flush`, `recover` and `close` block. Do not change a row after handing it over.
 
     Without `resume` the file is created; LedgerError if it exists. A killed process loses at most what was queued, a
-    loss of power what came after the last flush.
+    power cut at most what came after the last flush.
     """
 
     def __init__(
@@ -280,14 +286,14 @@ class RunLedger:
         )
 
     def event(self, kind: str, detail: object = None) -> Future[object]:
-        """Something worth keeping that is no session: a step, an update of the weights, a warning."""
+        """Keep a fact that belongs to no session, such as the start of the run."""
         values = (self._clock.wall_s(), kind, to_column(detail))
         return self._submit(_Statement("INSERT INTO events (at_s, kind, detail) VALUES (?, ?, ?)", values))
 
     # The file
 
     def flush_future(self) -> Future[object]:
-        """Done when all that was called before is on the disk, safe from a loss of power too."""
+        """Done when everything called before is on the disk, safe from a power cut too."""
         return self._submit(lambda _: None, durable=True)
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -407,7 +413,7 @@ class RunLedger:
             self._fail(error)
 
     def _commit(self, *, durable: bool) -> bool:
-        """Whether the jobs that ran are in the file now."""
+        """Whether the jobs that ran are in the file."""
         if not self._conn.in_transaction:
             return False
         try:

@@ -1,4 +1,4 @@
-"""Reads the dump of a rollout step back, line by line. Whatever is wrong names the file, line, field and value."""
+"""Reads the dump of a rollout step back, line by line. Errors name the file, line, field and value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from silva.types.rollout import Mode, ResponseSpan, SessionInput, TrainingSample
 
 _OF_GROUP = ("prompt_id", "dataset", "epoch", "row", "position", "attempt", "group_size", "prompt_state")
 _OF_SESSION = ("group_id", "slot", "try_index", "status")
-"""What all lines of a group, and of a session, have in common."""
+"""Fields that must agree between all lines of a group, and of a session."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,15 +43,19 @@ class RecordedSession:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedGroup:
-    """One recorded try at a prompt, of `size` slots, and what became of the prompt in the end."""
+    """One recorded try at a prompt."""
 
     group_id: str
     size: int
+    """Slots."""
     prompt: Prompt
     mode: Mode
     attempt: int
+    """Groups that the prompt had before."""
     start_step: int
+    """Rollout step that started the group."""
     prompt_state: str
+    """How the prompt ended."""
     prompt_reason: str | None
     sessions: dict[str, RecordedSession] = field(default_factory=dict[str, RecordedSession])
 

@@ -24,7 +24,7 @@ class MediaStore:
         self._folder = folder
 
     async def missing(self, images: Sequence[Image]) -> list[str]:
-        """The digests of those images that are to lie in a file and do not."""
+        """The digests of those images that need a file and have none."""
         digests = dict.fromkeys(image.digest for image in images if image.url is None)
         if not digests:
             return []

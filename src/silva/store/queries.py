@@ -1,4 +1,4 @@
-"""Questions to the run ledger. Connections are read-only and work beside a live writer as well as on a finished run."""
+"""Reads the run ledger. Connections are read-only and work beside a live writer as well as on a finished run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Account(TypedDict):
 
 
 NO_REASON = "none"
-"""Stands in counts for a state that needs no reason, such as `trained`."""
+"""The reason under which counts list a state that needs none, such as `trained`."""
 
 
 @contextmanager
@@ -208,6 +208,7 @@ class Context:
 
     sample: TrainingSample
     state_key: str
+    """Key of the state that the context ends in, in hex."""
     messages: list[JsonObject]
     tools: list[JsonObject]
     template_kwargs: JsonObject

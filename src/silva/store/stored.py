@@ -1,4 +1,4 @@
-"""Ended sessions as the ledger keeps them: what an export or a reward function looks at, read back."""
+"""Ended sessions read back from the ledger, for re-export and reward functions."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _REQUEST_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSession:
-    """One session. `output` is what its agent wrote, None where it wrote nothing (or did not end well).
-
-    `requests` are in order of arrival, without their repairs, differences, usage and ignored fields.
-    """
+    """One session."""
 
     nodes: list[NodeRow]
     requests: list[RequestRow]
+    """In order of arrival, without repairs, differences, usage and ignored fields."""
     output: bytes | None
+    """What its agent wrote; None where it wrote nothing, or did not end well."""
     input: SessionInput | None
+    """What its agent was given; None for a session that a client opened."""
     label: object
+    """What the row holds under --label-key, any JSON value."""
 
     def request_ids(self) -> dict[int, str]:
         """By node, the request that committed it."""

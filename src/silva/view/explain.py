@@ -40,7 +40,7 @@ def render_explanation(doc: SessionDoc) -> str:
         lines.append("no request left the known history" + _again(requests))
     repairs = Counter(repair for request in requests for repair in request["repairs"])
     if repairs:
-        lines += ["", "what was repaired, or left out of account"]
+        lines += ["", "what was repaired, or ignored"]
         lines += [f"  {number} x {printable(kind)}: {_repair(kind)}".rstrip(": ") for kind, number in repairs.items()]
     return "\n".join(lines) + "\n"
 
