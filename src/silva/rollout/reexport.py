@@ -9,7 +9,8 @@ import sqlite3
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+
+import msgspec
 
 from silva.data.prompts import Prompt
 from silva.export.exporter import Exporter
@@ -28,6 +29,7 @@ from silva.judge.group_end import (
 )
 from silva.rollout.open_sessions import OPEN_DATASET
 from silva.rollout.process_driver import NO_OUTPUT_REASONS
+from silva.store.dump_line import DumpLine
 from silva.store.dumps import session_lines, session_rows
 from silva.store.encode import short_floats
 from silva.store.queries import Context
@@ -35,7 +37,7 @@ from silva.store.stored import StoredSession, load_session
 from silva.turns.session import Session
 from silva.types.clock import SystemClock
 from silva.types.errors import SessionFailure
-from silva.types.rollout import Mode, SessionInput, TrainingSample
+from silva.types.rollout import Mode, PromptState, SessionInput, TrainingSample
 
 log = logging.getLogger("silva.rollout")
 
@@ -43,7 +45,8 @@ LEDGER_DAMAGED = "ledger_damaged"
 """Reason of a session whose rows in the ledger cannot be read."""
 REWARD_MISSING = "reward_missing"
 
-Row = dict[str, Any]
+State = tuple[PromptState, str | None]
+"""How a prompt ended, and why; None where its state needs no reason."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,11 +61,11 @@ class Side:
     num_contexts: int = 0
     rewards: list[float] = field(default_factory=list[float])
 
-    def count(self, row: Row, num_contexts: int) -> None:
-        self.sessions[row["status"], row["reason"]] += 1
+    def count(self, row: DumpLine, num_contexts: int) -> None:
+        self.sessions[row.status, row.reason] += 1
         self.num_contexts += num_contexts
-        if row["status"] == "exported" and row["session_reward"] is not None:
-            self.rewards.append(row["session_reward"])
+        if row.status == "exported" and row.session_reward is not None:
+            self.rewards.append(row.session_reward)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -81,7 +84,7 @@ class Account:
 class _Anew:
     """A recorded session. `session` is it opened again; None for one that stays as it is."""
 
-    row: Row
+    row: DumpLine
     end: SlotEnd
 
 
@@ -112,70 +115,70 @@ class Reexport:
         self._clock = SystemClock()
         self.accounts: dict[Mode, Account] = {}
 
-    async def step(self, rollout_id: int, write: Callable[[Row], object]) -> None:
+    async def step(self, rollout_id: int, write: Callable[[DumpLine], object]) -> None:
         """Give `write` the lines of one rollout step, in the order of its dump."""
         rows = session_rows(self._conn, rollout_id)
-        waiting: deque[asyncio.Task[list[Row]]] = deque()
+        waiting: deque[asyncio.Task[list[DumpLine]]] = deque()
         async with asyncio.TaskGroup() as tasks:
-            for _, group in itertools.groupby(rows, lambda row: row["group_id"]):
+            for _, group in itertools.groupby(rows, lambda row: row.group_id):
                 waiting.append(tasks.create_task(self._group(list(group))))
                 if len(waiting) >= self._width:
                     _write_all(await waiting.popleft(), write)
             while waiting:
                 _write_all(await waiting.popleft(), write)
 
-    async def _group(self, rows: list[Row]) -> list[Row]:
+    async def _group(self, rows: list[DumpLine]) -> list[DumpLine]:
         """The lines of one group."""
-        account = self.accounts.setdefault(rows[0]["mode"], Account())
+        account = self.accounts.setdefault(rows[0].mode, Account())
         for row in rows:
             account.before.count(row, self._num_contexts(row))
-        account.before.groups[rows[0]["prompt_state"], rows[0]["prompt_reason"]] += 1
-        sessions = [kept for _, slot in itertools.groupby(rows, lambda row: row["slot"]) for kept in self._slot(slot)]
+        account.before.groups[rows[0].prompt_state, rows[0].prompt_reason] += 1
+        sessions = [kept for _, slot in itertools.groupby(rows, lambda row: row.slot) for kept in self._slot(slot)]
         account.num_left_out += len(rows) - len(sessions)
         state = await self._close(rows[0], sessions, account)
-        account.after.groups[state["prompt_state"], state["prompt_reason"]] += 1
-        lines: list[Row] = []
+        account.after.groups[state] += 1
+        lines: list[DumpLine] = []
         for anew in sessions:
             samples, session = anew.end.outcome.samples, anew.end.session
-            row = {**anew.row, **state, **_ended(anew.end.outcome)}
+            row = _ended(anew.row, state, anew.end.outcome)
             account.after.count(row, len(samples))
             contexts = [] if session is None else [_context(session.forest, sample) for sample in samples]
             lines += session_lines(self._conn, row, contexts)
         return lines
 
-    def _num_contexts(self, row: Row) -> int:
+    def _num_contexts(self, row: DumpLine) -> int:
         (number,) = self._conn.execute(
-            "SELECT count(*) FROM samples WHERE session_id = ?", (row["session_id"],)
+            "SELECT count(*) FROM samples WHERE session_id = ?", (row.session_id,)
         ).fetchone()
         return number
 
     # -- export -----------------------------------------------------------------------------------------------------
 
-    def _slot(self, tries: Iterable[Row]) -> Iterator[_Anew]:
+    def _slot(self, tries: Iterable[DumpLine]) -> Iterator[_Anew]:
         """The tries of a slot up to the first that is exported now: after it no other would have been made."""
         for row in tries:
             session, outcome = self._export(row)
             yield _Anew(
-                row=row, end=SlotEnd(slot=row["slot"], session_id=row["session_id"], session=session, outcome=outcome)
+                row=row, end=SlotEnd(slot=row.slot, session_id=row.session_id, session=session, outcome=outcome)
             )
             if session is not None:
                 return
 
-    def _export(self, row: Row) -> tuple[Session | None, Outcome]:
+    def _export(self, row: DumpLine) -> tuple[Session | None, Outcome]:
         """The session opened again with its contexts; without one where it stays as recorded, or fails now."""
         recorded = Outcome(
-            status=row["status"],
-            reason=row["reason"],
-            message=row["error"],
-            reward=row["session_reward"],
-            metadata=row["session_metadata"],
+            status=row.status,
+            reason=row.reason,
+            message=row.error,
+            reward=row.session_reward,
+            metadata=row.session_metadata,
         )
-        if row["status"] not in ("exported", "failed") or row["reason"] in NO_OUTPUT_REASONS:
+        if row.status not in ("exported", "failed") or row.reason in NO_OUTPUT_REASONS:
             return None, recorded
-        where = f"session {row['session_id']}"
+        where = f"session {row.session_id}"
         try:
-            stored = load_session(self._conn, row["session_id"])
-            if stored.output is None and row["reason"] in ("output_invalid", "internal_error"):
+            stored = load_session(self._conn, row.session_id)
+            if stored.output is None and row.reason in ("output_invalid", "internal_error"):
                 return None, recorded  # what it wrote was not kept, or it is not known that its agent ended
             session = self._open(row, stored)
             records = export_session(self._exporter, session)
@@ -187,20 +190,20 @@ class Reexport:
             return None, Outcome.failed(failure)
         return session, Outcome.exported(samples)
 
-    def _open(self, row: Row, stored: StoredSession) -> Session:
+    def _open(self, row: DumpLine, stored: StoredSession) -> Session:
         session = Session(
-            session_id=row["session_id"],
-            group_id=row["group_id"],
-            mode=row["mode"],
+            session_id=row.session_id,
+            group_id=row.group_id,
+            mode=row.mode,
             clock=self._clock,
             forest=restore_forest(stored.nodes, stored.request_ids()),
             input=stored.input,
             label=stored.label,
             output=stored.output,
-            prompt_id=row["prompt_id"],
-            slot=row["slot"],
-            try_index=row["try_index"],
-            row=row["row"],
+            prompt_id=row.prompt_id,
+            slot=row.slot,
+            try_index=row.try_index,
+            row=row.row,
             requests=stored.requests,
         )
         session.ended = True
@@ -208,61 +211,65 @@ class Reexport:
 
     # -- rewards and credit -----------------------------------------------------------------------------------------
 
-    async def _close(self, row: Row, sessions: Sequence[_Anew], account: Account) -> Row:
+    async def _close(self, row: DumpLine, sessions: Sequence[_Anew], account: Account) -> State:
         """Rewards and credit by the rule of a live group, and how the prompt ends then. One that has not ended yet is
         left so.
         """
         ends = list({anew.end.slot: anew.end for anew in sessions}.values())
-        settings = replace(self._settings[row["mode"]], num_samples=row["group_size"])
+        settings = replace(self._settings[row.mode], num_samples=row.group_size)
         exported = [end.outcome for end in ends]
         await asyncio.gather(*(self._judge(settings, end) for end in ends))
         found = await judge_group(settings, self._rewards, ends)
-        if row["dataset"] == OPEN_DATASET:  # sessions that clients opened need no reward
+        if row.dataset == OPEN_DATASET:  # sessions that clients opened need no reward
             for end, outcome in zip(ends, exported, strict=True):
                 end.outcome = outcome if end.outcome.reason == REWARD_MISSING else end.outcome
         result = await close_group(
-            settings, ends, prompt=_prompt(row, ends), group_id=row["group_id"], credit=self._credit, end=found
+            settings, ends, prompt=_prompt(row, ends), group_id=row.group_id, credit=self._credit, end=found
         )
         if result.end is None and settings.mode == "train":
             contexts = (end.outcome.samples for end in ends)
             account.num_without_credit += sum(any(one.credit is None for one in some) for some in contexts)
-        if row["prompt_state"] == "pending":
-            return {"prompt_state": "pending", "prompt_reason": row["prompt_reason"]}
+        if row.prompt_state == "pending":
+            return "pending", row.prompt_reason
         if result.end is not None:
-            return {"prompt_state": result.end.state, "prompt_reason": result.end.reason}
-        return {"prompt_state": "trained" if row["prompt_state"] == "trained" else "delivered", "prompt_reason": None}
+            return result.end.state, result.end.reason
+        return "trained" if row.prompt_state == "trained" else "delivered", None
 
     async def _judge(self, settings: GroupSettings, end: SlotEnd) -> None:
         if end.session is not None:
             end.outcome = await judge_session(settings, self._rewards, end.session, end.outcome.samples)
 
 
-def _prompt(row: Row, ends: Sequence[SlotEnd]) -> Prompt:
+def _prompt(row: DumpLine, ends: Sequence[SlotEnd]) -> Prompt:
     """The group's prompt, with what its sessions were given."""
     session = next((end.session for end in ends if end.session is not None), None)
     return Prompt(
-        prompt_id=row["prompt_id"],
-        dataset=row["dataset"],
-        epoch=row["epoch"],
-        row=row["row"],
-        position=row["position"],
+        prompt_id=row.prompt_id,
+        dataset=row.dataset,
+        epoch=row.epoch,
+        row=row.row,
+        position=row.position,
         input=(session and session.input) or SessionInput(metadata={}),
         label=session and session.label,
     )
 
 
-def _ended(outcome: Outcome) -> Row:
-    """What the lines of a session say of its end."""
-    return {
-        "status": outcome.status,
-        "reason": outcome.reason,
-        "error": outcome.message,
-        "session_reward": outcome.reward,
-        "session_metadata": outcome.metadata,
-    }
+def _ended(row: DumpLine, state: State, outcome: Outcome) -> DumpLine:
+    """The line of a session with its new end, and that of its prompt."""
+    prompt_state, prompt_reason = state
+    return msgspec.structs.replace(
+        row,
+        prompt_state=prompt_state,
+        prompt_reason=prompt_reason,
+        status=outcome.status,
+        reason=outcome.reason,
+        error=outcome.message,
+        session_reward=outcome.reward,
+        session_metadata=outcome.metadata,
+    )
 
 
-def _write_all(lines: Iterable[Row], write: Callable[[Row], object]) -> None:
+def _write_all(lines: Iterable[DumpLine], write: Callable[[DumpLine], object]) -> None:
     for line in lines:
         write(line)
 

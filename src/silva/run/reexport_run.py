@@ -23,8 +23,8 @@ from silva.run.settings import (
     group_settings,
 )
 from silva.run.user_code import build_credit, build_rewards, open_user_code
+from silva.store.dump_line import DumpLine
 from silva.store.dumps import PLACEHOLDER, check_dump_template, dump_path
-from silva.store.encode import to_json
 from silva.store.files import whole_file
 from silva.store.queries import open_run
 from silva.types.errors import ConfigError, StorageFault, system_reason
@@ -90,9 +90,9 @@ async def _reexport(
     return work.accounts
 
 
-def _write(file: BinaryIO, path: Path, line: dict[str, object]) -> None:
+def _write(file: BinaryIO, path: Path, line: DumpLine) -> None:
     try:
-        file.write(to_json(line).encode() + b"\n")
+        file.write(line.encode())
     except OSError as error:
         raise _unwritable(path, error) from error
 
