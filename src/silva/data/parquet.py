@@ -15,7 +15,7 @@ from silva.types.errors import DatasetError
 _BATCH_ROWS = 1024
 
 
-def parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
     """The rows of a file with their numbers from 1.
 
     A cell becomes a JSON value when it is asked for: ValueError where it has none. Raises DatasetError for a file that
@@ -45,14 +45,14 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         raise DatasetError(f"dataset {path} cannot be read as a Parquet file: {error} ({path.absolute()})") from error
 
 
-class _Row(Mapping[str, Any]):
+class _Row(Mapping[str, object]):
     """One row of a batch of columns."""
 
     def __init__(self, columns: Mapping[str, Any], index: int):
         self._columns = columns
         self._index = index
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> object:
         cell = self._columns[name][self._index]
         try:
             value = cell.as_py(maps_as_pydicts="strict")
@@ -68,7 +68,7 @@ class _Row(Mapping[str, Any]):
         return len(self._columns)
 
 
-def json_value(value: Any, where: str) -> Any:
+def json_value(value: object, where: str) -> object:
     """A cell as a JSON value. Raises ValueError, naming the place, where it has none.
 
     Bytes are UTF-8 text, times are ISO 8601 text, durations seconds, decimals numbers. A null in a struct is left out:

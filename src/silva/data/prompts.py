@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from silva.data.rows import Dataset
 from silva.types.errors import DatasetError
@@ -25,7 +24,7 @@ class Prompt:
     row: int
     position: int
     input: SessionInput
-    label: Any = None
+    label: object = None
 
 
 class PromptSource:

@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from silva.data.options import DataOptions
 from silva.data.parquet import parquet_rows
@@ -29,7 +28,7 @@ class Row:
 
     line: int
     input: SessionInput
-    label: Any = None
+    label: object = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +91,7 @@ def _is_parquet(path: Path) -> bool:
     return path.suffix == ".parquet"
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes | Mapping[str, Any]]]:
+def _lines(path: Path) -> Iterator[tuple[int, bytes | Mapping[str, object]]]:
     if _is_parquet(path):
         yield from parquet_rows(path)
         return
@@ -105,7 +104,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes | Mapping[str, Any]]]:
         raise DatasetError(f"dataset {path} cannot be read: {error.strerror or error} ({path.absolute()})") from error
 
 
-def _read_object(line: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
+def _read_object(line: bytes | Mapping[str, object]) -> Mapping[str, object]:
     if isinstance(line, Mapping):
         return line
     try:
@@ -122,7 +121,7 @@ def _read_object(line: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check_depth(row: JsonObject) -> None:
     """What is handed between processes has to be as shallow as their tools: ValueError for anything deeper."""
-    layer: list[Any] = [row]
+    layer: list[JsonObject | list[object]] = [row]
     for _ in range(MAX_DEPTH):
         layer = [
             item
@@ -146,7 +145,7 @@ def _read_input(row: Mapping[str, object], options: DataOptions) -> SessionInput
     return SessionInput(messages=messages, metadata=metadata)
 
 
-def _read_messages(value: Any, key: str) -> list[JsonObject]:
+def _read_messages(value: object, key: str) -> list[JsonObject]:
     if isinstance(value, str):
         if not value.strip():
             raise ValueError(f"{key!r} is blank")
