@@ -14,12 +14,13 @@ from manual_clock import ManualClock
 from silva_command import AGENT
 
 from silva.agent.client import AgentRunner
+from silva.agent.options import AgentOptions
 from silva.codec import TurnCodec
 from silva.export.exporter import Exporter
 from silva.export.options import ExportOptions
 from silva.forest.lineage import build_samples
 from silva.gateway.dialect import RETRY_HEADER
-from silva.rollout.process_driver import AgentSettings, ProcessDriver
+from silva.rollout.process_driver import ProcessDriver
 from silva.types.clock import SystemClock
 from silva.types.errors import AgentExecutionError, SessionFailure
 from silva.types.rollout import ExportRecord, Mode, SessionInput
@@ -80,7 +81,7 @@ async def driving(
     *,
     clock: ManualClock | None = None,
     script: Sequence[Json] = ({"text": "ok"},),
-    **settings: float,
+    **options: float,
 ) -> AsyncIterator[tuple[Serve, Callable[..., Awaitable[list[ExportRecord]]]]]:
     """A gateway, a runner, and a function that runs the agent as session `s`."""
     (folder / "agent.py").write_text(agent)
@@ -89,16 +90,12 @@ async def driving(
         await runner.start()
         driver = ProcessDriver(
             runner,
-            AgentSettings(
-                command="exec python3 -I agent.py",
-                cwd=folder,
-                run_dir=folder / "run",
-                run_id=runner.run_id,
-                base_url=serve.base_url,
-                **settings,
-            ),
+            AgentOptions(agent_command="exec python3 -I agent.py", agent_cwd=str(folder), **options),
             clock or SystemClock(),
             serve.registry.end,
+            run_dir=folder / "run",
+            run_id=runner.run_id,
+            base_url=serve.base_url,
         )
 
         async def run(mode: Mode = "train") -> list[ExportRecord]:
@@ -119,7 +116,7 @@ async def test_proc_05_time_without_the_lease_is_not_held_against_the_agent(
     codec: TurnCodec, tmp_path: Path, mode: Mode
 ):
     clock = ManualClock()
-    async with driving(codec, tmp_path, ASKS_THEN_WAITS, clock=clock, timeout_s=5.0) as (serve, run):
+    async with driving(codec, tmp_path, ASKS_THEN_WAITS, clock=clock, agent_timeout=5.0) as (serve, run):
         running = asyncio.create_task(run(mode))
         await until((tmp_path / "asked").exists)
         session = serve.session("s")
@@ -137,7 +134,7 @@ async def test_proc_05_time_without_the_lease_is_not_held_against_the_agent(
 @pytest.mark.parametrize("mode", ["train", "eval"])
 async def test_proc_05_an_agent_that_is_busy_too_long_is_ended(codec: TurnCodec, tmp_path: Path, mode: Mode):
     clock = ManualClock()
-    async with driving(codec, tmp_path, BUSY_FOR_EVER, clock=clock, timeout_s=5.0) as (_, run):
+    async with driving(codec, tmp_path, BUSY_FOR_EVER, clock=clock, agent_timeout=5.0) as (_, run):
         running = asyncio.create_task(run(mode))
         await until((tmp_path / "up").exists)
         await clock.advance(4.9)
@@ -150,7 +147,7 @@ async def test_proc_05_an_agent_that_is_busy_too_long_is_ended(codec: TurnCodec,
 
 async def test_proc_05_an_agent_that_never_asks_is_ended_at_its_start_limit(codec: TurnCodec, tmp_path: Path):
     clock = ManualClock()
-    limits = {"timeout_s": 100.0, "start_timeout_s": 2.0}
+    limits = {"agent_timeout": 100.0, "agent_start_timeout": 2.0}
     async with driving(codec, tmp_path, BUSY_FOR_EVER, clock=clock, **limits) as (_, run):
         running = asyncio.create_task(run())
         await until((tmp_path / "up").exists)
@@ -162,7 +159,7 @@ async def test_proc_05_an_agent_that_never_asks_is_ended_at_its_start_limit(code
 
 async def test_proc_05_an_agent_that_asked_has_the_whole_time(codec: TurnCodec, tmp_path: Path):
     clock = ManualClock()
-    limits = {"timeout_s": 100.0, "start_timeout_s": 2.0}
+    limits = {"agent_timeout": 100.0, "agent_start_timeout": 2.0}
     async with driving(codec, tmp_path, ASKS_THEN_WAITS, clock=clock, **limits) as (_, run):
         running = asyncio.create_task(run())
         await until((tmp_path / "asked").exists)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from silva.agent.client import AgentExit, AgentSpec
-from silva.agent.environment import agent_environment
+from silva.agent.environment import agent_environment, parse_agent_env
 from silva.agent.files import SessionFiles, create_session, log_tail, read_output_bytes
+from silva.agent.options import AgentOptions
 from silva.export.exporter import Exporter
 from silva.export.session_export import end_of, export_session
 from silva.rollout.group_driver import RUNNER_LOST
@@ -26,21 +26,6 @@ NO_OUTPUT_REASONS = frozenset(
     }
 )
 """Reasons of sessions whose agent did not end well: what it may have written says nothing."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AgentSettings:
-    """How agent processes run. Times are seconds; `timeout_s` is active time."""
-
-    command: str
-    cwd: Path
-    run_dir: Path
-    run_id: str
-    base_url: str
-    env: dict[str, str] = field(default_factory=dict[str, str])
-    env_clear: bool = False
-    timeout_s: float = 1800.0
-    start_timeout_s: float = 1800.0
 
 
 class AgentProcesses(Protocol):
@@ -64,34 +49,43 @@ class ProcessDriver:
     def __init__(
         self,
         runner: AgentProcesses,
-        settings: AgentSettings,
+        options: AgentOptions,
         clock: Clock,
         seal: Callable[[str], Awaitable[object]],
         exporter: Exporter | None = None,
+        *,
+        run_dir: Path,
+        run_id: str,
+        base_url: str,
     ):
+        """Raises ConfigError for an --agent-env that is none."""
+        assert options.agent_command is not None
         self._runner = runner
-        self._settings = settings
+        self._command, self._cwd = options.agent_command, Path(options.agent_cwd).absolute()
+        self._env, self._env_clear = parse_agent_env(options.agent_env), options.agent_env_clear
+        self._timeout_s = options.agent_timeout
+        self._start_timeout_s = options.agent_start_timeout or options.agent_timeout
+        self._run_dir, self._run_id, self._base_url = run_dir, run_id, base_url
         self._clock = clock
         self._seal = seal
         self._exporter = exporter or Exporter()
 
     async def run(self, session: Session) -> list[ExportRecord]:
         assert session.input is not None
-        settings = self._settings
-        files = await asyncio.to_thread(create_session, settings.run_dir, session.session_id, session.input)
+        files = await asyncio.to_thread(create_session, self._run_dir, session.session_id, session.input)
         spec = AgentSpec(
             session_id=session.session_id,
-            command=settings.command,
-            cwd=settings.cwd,
+            command=self._command,
+            cwd=self._cwd,
             env=agent_environment(
                 files=files,
-                base_url=settings.base_url,
+                base_url=self._base_url,
                 session_id=session.session_id,
                 group_id=session.runtime_group_id or session.group_id,
                 mode=session.mode,
-                run_id=settings.run_id,
-                agent_env=settings.env,
-                env_clear=settings.env_clear,
+                run_id=self._run_id,
+                agent_env=self._env,
+                env_clear=self._env_clear,
             ),
             log_path=files.command_log,
         )
@@ -120,17 +114,16 @@ class ProcessDriver:
         """Kill the agent when its active time, or its time to the first request, is over."""
         while True:
             elapsed_s = session.active.elapsed_s()
-            left_s = self._settings.timeout_s - elapsed_s
+            left_s = self._timeout_s - elapsed_s
             reason = "agent_timeout"
-            if not session.first_request.is_set() and self._settings.start_timeout_s - elapsed_s < left_s:
-                left_s, reason = self._settings.start_timeout_s - elapsed_s, "agent_start_timeout"
+            if not session.first_request.is_set() and self._start_timeout_s - elapsed_s < left_s:
+                left_s, reason = self._start_timeout_s - elapsed_s, "agent_start_timeout"
             if left_s <= 0:
                 await self._runner.kill(session.session_id, reason)
                 return
             await self._clock.sleep(left_s)
 
     def _check_exit(self, ended: AgentExit, session: Session, files: SessionFiles) -> None:
-        settings = self._settings
         if ended.ok:
             return
         reason, message = "agent_exit", ended.describe()
@@ -140,10 +133,10 @@ class ProcessDriver:
             reason = "agent_start_failed"
         elif ended.kill_reason == "agent_timeout":
             reason = "agent_timeout"
-            message = f"the agent was ended after {settings.timeout_s:g} s of active time (--agent-timeout)"
+            message = f"the agent was ended after {self._timeout_s:g} s of active time (--agent-timeout)"
         elif ended.kill_reason == "agent_start_timeout":
             reason = "agent_start_timeout"
-            message = f"the agent sent no model request within {settings.start_timeout_s:g} s (--agent-start-timeout)"
+            message = f"the agent sent no model request within {self._start_timeout_s:g} s (--agent-start-timeout)"
         elif session.requests and (session.requests[-1].http_status or 0) >= 400:
             message += f"; its last model request ended with {end_of(session.requests[-1])}"
         raise AgentExecutionError(reason, message, log_tail=log_tail(files.command_log))

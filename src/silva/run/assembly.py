@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from silva.agent.environment import parse_agent_env
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.rollout.failure_budget import FailureBudget
 from silva.rollout.group_driver import EachSession
 from silva.rollout.group_runner import GroupRunner
-from silva.rollout.process_driver import AgentSettings, ProcessDriver
+from silva.rollout.process_driver import ProcessDriver
 from silva.run.producer import Producer, ProducerSettings
 from silva.run.report import StepReport
 from silva.run.runtime import Runtime
@@ -37,28 +34,26 @@ def serving_counters(runtime: Runtime) -> dict[str, float]:
 async def open_groups(runtime: Runtime, *, credited: bool = False) -> tuple[GroupRunner, FailureBudget]:
     """The runner process and what runs sessions through it. `credited`: the groups get their credit for training."""
     config = runtime.config
-    assert config.agent_command is not None
     log_path = runtime.run_dir / "runner.log"
     runner = runtime.setup.runner_factory(run_id=runtime.run_id, grace_s=TERM_GRACE_S, log_path=log_path)
     await runner.start()
     runtime.stack.push_async_callback(runner.close)
-    settings = AgentSettings(
-        command=config.agent_command,
-        cwd=Path(config.agent_cwd).absolute(),
+    driver = ProcessDriver(
+        runner,
+        config,
+        runtime.clock,
+        runtime.registry.end,
+        runtime.exporter,
         run_dir=runtime.run_dir,
         run_id=runtime.run_id,
         base_url=runtime.server.base_url,
-        env=parse_agent_env(config.agent_env),
-        env_clear=config.agent_env_clear,
-        timeout_s=config.agent_timeout,
-        start_timeout_s=config.agent_start_timeout or config.agent_timeout,
     )
     budget = FailureBudget(config.agent_max_failures, runtime.run_dir)
     rewards = build_rewards(config, runtime.user_code, runtime.codec.decode)
     runtime.step_numbers.append(rewards.take_numbers)
     groups = GroupRunner(
         registry=runtime.registry,
-        driver=EachSession(ProcessDriver(runner, settings, runtime.clock, runtime.registry.end, runtime.exporter)),
+        driver=EachSession(driver),
         leases=runtime.leases,
         ledger=runtime.ledger,
         budget=budget,
