@@ -11,6 +11,7 @@ from gateway_serve import Json, serving
 from silva.codec import TurnCodec
 from silva.forest.identity import message_digest
 from silva.forest.session_forest import SessionForest
+from silva.gateway.http import BodyTooLarge, read_request_body
 from silva.turns.refusals import refuse_hopeless
 from silva.types.errors import RequestError
 from silva.types.messages import Conversation, Message, ToolCall
@@ -124,3 +125,24 @@ async def test_any_number_of_odd_texts_in_tools_and_template_arguments_is_encode
         )
         assert serve.calls("s")[0]["input_ids"] == list(expected)
         serve.sample("s")
+
+
+async def test_a_client_that_waits_for_100_continue_is_refused_before_it_writes():
+    async def receive() -> Any:
+        raise AssertionError("nothing may be read: the client has not begun to write")
+
+    headers = [(b"content-length", b"11"), (b"expect", b"100-Continue")]
+    with pytest.raises(BodyTooLarge):
+        await read_request_body({"headers": headers}, receive, limit=10)
+
+
+async def test_a_body_without_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("silva.gateway.http.MAX_DRAINED_BYTES", 100)
+    events = iter([{"type": "http.request", "body": b"x" * 10, "more_body": True}] * 11)
+
+    async def receive() -> Any:
+        return next(events)
+
+    with pytest.raises(BodyTooLarge):
+        await read_request_body({"headers": []}, receive, limit=10)
+    assert list(events) == []

@@ -12,6 +12,7 @@ from gateway_serve import Json, serving
 
 from silva.codec import TurnCodec
 from silva.export.recordings import read_recording
+from silva.gateway.http import DELIVERY, Delivery, Receive, Scope, Send, send_json
 from silva.gateway.options import GatewayOptions
 from silva.gateway.recorder import Recorder
 from silva.gateway.server import GatewayServer
@@ -61,3 +62,44 @@ async def test_a_record_that_cannot_be_written_harms_no_session(
             assert answer.json()["choices"][0]["message"]["content"] == said
         assert "No space left" in caplog.text
         await server.close()
+
+
+async def test_only_its_owner_reads_a_recording(codec: TurnCodec, tmp_path: Path):
+    async with serving(codec, [{"text": "ok"}]) as serve:
+        Recorder(serve.app, tmp_path / "rec").close()
+        assert (tmp_path / "rec").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_body_over_the_limit_is_not_kept_in_memory(
+    codec: TurnCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What comes behind the limit is dropped, and an exchange that broke off leaves no line."""
+    monkeypatch.setattr("silva.gateway.recorder.MAX_RECORDED_BYTES", 8)
+    chunks = [b"0123456789"] * 3
+    delivery = Delivery()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for _ in chunks:
+            await receive()
+        await send_json(send, 200, {})
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": chunks[0], "more_body": True}
+
+    async def send(_: Any) -> None:
+        pass
+
+    recorder = Recorder(app, tmp_path / "rec")
+    scope: Json = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/messages",
+        "headers": [],
+        "state": {DELIVERY: delivery},
+    }
+    await recorder(scope, receive, send)
+    delivery.lost = True
+    await recorder(scope, receive, send)
+    recorder.close()
+    (line,) = (tmp_path / "rec").read_text().splitlines()
+    assert json.loads(line)["body"] == "0123456789"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from gateway_serve import Json, Serve, serving, until
+from manual_clock import ManualClock
 
 from silva.codec import TurnCodec
 from silva.parsers import ParsedTurn, TurnParser
@@ -102,3 +103,15 @@ async def test_cached_tokens_are_those_of_the_first_attempt(codec: TurnCodec, mo
         monkeypatch.setattr(serve.engine, "generate", counting)
         _, reply = await client_of(serve, "s").ask(HI)
         assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
+
+
+async def test_an_engine_that_aborts_at_once_is_not_asked_without_a_pause(codec: TurnCodec):
+    clock = ManualClock()
+    script: list[Json] = [{"text": "one", "abort_after": 0}, {"text": "two"}]
+    async with serving(codec, script, clock=clock) as serve:
+        call = asyncio.create_task(client_of(serve, "s").ask(HI))
+        await until(lambda: serve.session("s").attempts)
+        await asyncio.sleep(0.02)
+        assert len(serve.calls("s")) == 1
+        await clock.advance(1.0)
+        assert (await asyncio.wait_for(call, 10))[0] == 200
