@@ -15,7 +15,7 @@ from manual_clock import ManualClock
 from raw_http import RawClient
 
 from silva.codec import TurnCodec
-from silva.gateway.held import MAX_TOLD
+from silva.gateway.held import MAX_ENDED
 from silva.turns import turn_service as turns
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
@@ -189,13 +189,13 @@ async def test_of_many_equal_requests_the_lost_ones_find_turns_of_their_own(code
 
 async def test_a_session_holds_few_turns_and_nothing_of_it_stays(codec: TurnCodec):
     async with serving(codec, [{"text": "x"}]) as serve:
-        for _ in range(MAX_TOLD + 9):
+        for _ in range(MAX_ENDED + 9):
             await serve.chat("s", HI)
         live = serve.registry.find("s")
         assert live is not None
         turns = serve.app._endpoint._held[live]
         held = list(turns._told)
-        assert len(held) == sum(map(len, turns._by_digest.values())) == MAX_TOLD
+        assert len(held) == sum(map(len, turns._by_digest.values())) == MAX_ENDED
         known = [weakref.ref(thing) for thing in (live, live.session, live.session.forest, *held)]
         await serve.registry.finish("s", b"")
         serve.opened.clear()

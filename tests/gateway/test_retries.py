@@ -13,7 +13,7 @@ from manual_clock import ManualClock
 from raw_http import RawClient
 
 from silva.codec import TurnCodec
-from silva.gateway.held import MAX_TOLD
+from silva.gateway.held import MAX_ENDED
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 OTHER: list[Json] = [{"role": "user", "content": "something else"}]
@@ -274,7 +274,7 @@ async def test_an_error_that_was_told_is_not_told_again(codec: TurnCodec):
 async def test_only_the_last_turns_of_a_session_are_remembered(codec: TurnCodec):
     async with serving(codec, [{"text": "x"}]) as serve:
         retry = {"x_stainless_retry_count": "1"}
-        bodies = [{"messages": [{"role": "user", "content": f"q {n}"}]} for n in range(MAX_TOLD + 1)]
+        bodies = [{"messages": [{"role": "user", "content": f"q {n}"}]} for n in range(MAX_ENDED + 1)]
         for body in bodies:
             await serve.post("s", body)
         assert (await serve.post("s", bodies[1], **retry)).headers["x-silva-match"] == "join"

@@ -216,7 +216,7 @@ def test_an_unchanged_history_is_not_read_again(monkeypatch: pytest.MonkeyPatch)
         built.append(at)
         return Message(role=role, content=content.text)
 
-    monkeypatch.setattr(responses_input, "heard_message", counting)
+    monkeypatch.setattr(responses_input, "input_message", counting)
     history = HistoryCache()
     items: list[Any] = []
     for number in range(100):

@@ -1,4 +1,4 @@
-"""From what an agent wrote to the contexts that are exported of its session."""
+"""From an agent's output to the contexts that its session exports."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ NO_RESPONSE = "no_response"
 RECORD_UNMATCHED = "record_unmatched"
 """The ledger's word for a session with a record that leads to no committed state."""
 CONTEXTS_TOO_LARGE = "contexts_too_large"
-"""The ledger's word for a session whose contexts are more tokens than one session may hold in memory."""
+"""The ledger's word for a session whose contexts have more tokens than one session may keep in memory."""
 MAX_CONTEXT_TOKENS = 1 << 25
-"""Tokens of all contexts of a session together, which share few of them as they are trained: about 1 GB."""
+"""Tokens of all contexts of a session together (as samples they share few of them): about 1 GB."""
 _RESPONSES_ITEMS = ("function_call", "function_call_output", "reasoning", "item_reference", "custom_tool_call")
 _ANTHROPIC_BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
 _TOP_LEVEL_TEXTS = ("system", "instructions", "input")
@@ -116,7 +116,7 @@ class Exporter:
         )
 
     def _note(self, record: OutputRecord, choice: Choice, where: str) -> None:
-        """Count what was repaired, and say where a record could have meant another state as well."""
+        """Count the repairs, and warn where a record could also have meant another state."""
         counts = [f"repair_{kind}" for kind in choice.kinds]
         name, taken = f"{where}: {record.where}", f"{choice.node.kind} {choice.node.node_id}"
         if choice.rivals:
@@ -163,7 +163,7 @@ def _history(record: OutputRecord, cache: HistoryCache) -> tuple[RecordHistory, 
 
 
 def _shape_hint(raw: msgspec.Raw) -> str:
-    """What to do about a message that is not one of Chat's but of another protocol."""
+    """A hint for a message that belongs to another protocol than Chat."""
     try:
         value = read_value(raw, "messages")
     except RequestError:
@@ -185,7 +185,7 @@ def _shape_hint(raw: msgspec.Raw) -> str:
 
 
 def _more_hints(record: OutputRecord, skipped: tuple[str, ...]) -> str:
-    """What else of the record may be the reason: parts of it that mean nothing."""
+    """A hint at parts of the record that have no meaning and may be the reason."""
     hints = [
         f". The record's key `{name}` means nothing: such a text belongs into `messages`"
         for name in _TOP_LEVEL_TEXTS

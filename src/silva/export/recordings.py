@@ -1,4 +1,4 @@
-"""Recordings of model traffic: one JSON object a line, as a proxy or `silva serve --record` wrote them."""
+"""Recordings of model traffic: one JSON object per line, as a proxy or `silva serve --record` writes them."""
 
 from __future__ import annotations
 
@@ -27,32 +27,37 @@ DEFAULT_SESSION = "replay"
 MAX_HEADER_CHARS = 1024
 _MAX_SHOWN_FAULTS = 10
 _SSE_LINE = re.compile(r"\r\n|\r|\n")
-"""What ends a line of a stream; other line breaks may stand in its texts."""
+"""What ends a line of a stream. Its texts may contain other line breaks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRequest:
-    """One model request. `route` is a key of FORMATS, `answer` what the model is known to have said (None: unknown).
-
-    `headers` are those of KEPT_HEADERS, by their names in lower case; `items` are the items of a recorded Responses
-    answer by their ids.
-    """
+    """One model request."""
 
     line: int
+    """Line of the file, from 1."""
     route: str
+    """A key of FORMATS."""
     session: str
+    """Name of the session in the recording."""
     body: bytes
+    """The request body."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Those of KEPT_HEADERS that it has, by lower-case name."""
     answer: Message | None = None
+    """The recorded answer, None where it is unknown or an error."""
     items: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
+    """Items of a recorded Responses answer, by id."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recording:
-    """The model requests of a file by session, in the file's order. `num_others`: requests that ask for no turn."""
+    """The model requests of a file."""
 
     sessions: dict[str, list[RecordedRequest]]
+    """By session, in the order of the file."""
     num_others: int
+    """Requests that ask for no turn."""
 
 
 def read_recording(path: Path) -> Recording:
@@ -91,15 +96,15 @@ def _read_line(raw: str, number: int) -> RecordedRequest | None:
     try:
         line = read_json(raw, constants=True)
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON: {error.msg} at column {error.colno}") from error
+        raise ValueError(f"it is not JSON: {error.msg} at column {error.colno}") from error
     if not isinstance(line, dict):
         raise ValueError(f"it is {shown_field(line)}; it must be an object with method, path and body")
     for name in ("method", "path"):
         if not isinstance(line.get(name), str) or not line[name]:
-            raise ValueError(f"`{name}` is {shown_field(line.get(name))}; it must be a text that is not empty")
+            raise ValueError(f"`{name}` is {shown_field(line.get(name))}; it must be a non-empty text")
     session = line.get("session", DEFAULT_SESSION)
     if not isinstance(session, str) or not session:
-        raise ValueError(f"`session` is {shown_field(session)}; it must be a text that is not empty")
+        raise ValueError(f"`session` is {shown_field(session)}; it must be a non-empty text")
     headers = _kept(line.get("headers"))
     route = route_of(line["path"])
     if route is None or line["method"].upper() != "POST":
@@ -125,7 +130,7 @@ def _json(value: object) -> bytes:
 
 
 def _kept(headers: object) -> dict[str, str]:
-    """Those of KEPT_HEADERS, from an object or a list of pairs. What cannot stand in a header is left out."""
+    """Those of KEPT_HEADERS, from an object or a list of pairs, without values that no header can have."""
     pairs = headers.items() if isinstance(headers, dict) else headers if isinstance(headers, list) else ()
     named = [pair for pair in pairs if isinstance(pair, (list, tuple)) and len(pair) == 2]
     found = {str(name).lower(): str(value) for name, value in named}
@@ -166,7 +171,7 @@ def _spoken(output: list[JsonObject]) -> Message:
 
 
 def _events(text: str) -> list[JsonObject]:
-    """The JSON objects that the data lines of a stream hold."""
+    """The JSON objects in the data lines of a stream."""
     found: list[JsonObject] = []
     for line in _SSE_LINE.split(text):
         data = line.removeprefix("data:").strip()
@@ -211,7 +216,7 @@ def _blocks_merged(events: list[JsonObject]) -> list[JsonObject]:
 
 
 def _output(events: list[JsonObject]) -> list[JsonObject]:
-    """The items of the terminal event, else those that were told as done."""
+    """The items of the terminal event, else those of the `done` events."""
     for event in reversed(events):
         if (event.get("response") or {}).get("output"):
             return event["response"]["output"]

@@ -1,4 +1,4 @@
-"""What the model must have said in a recorded session, and the text that a model of ours would have said it with."""
+"""What the model must have answered in a recorded session, and the text that our model would have sampled for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 def answers_of(requests: Sequence[RecordedRequest]) -> list[Message | None]:
     """What the model said to each request: as recorded, else as later requests of the session show it.
 
-    None where no later request shows an answer: such a turn leads nowhere, and any text will do.
+    None where no later request shows an answer: nothing follows such a turn, so any text will do.
     """
     clean = Canonicaliser(tuple(PROFILES.values()))
     histories: dict[str, HistoryCache] = {}
@@ -45,7 +45,7 @@ def _read(
         read = FORMATS[request.route].parse(json.dumps(as_sent_here(request, {}, items)).encode(), history)
         digests, _ = clean.identify(read.digests, read.message_at)
     except (RequestError, ValueError, RecursionError):
-        return None  # the replay itself will tell what is wrong with it
+        return None  # the replay itself will report what is wrong with it
     return replace(read, digests=list(digests))
 
 
@@ -78,7 +78,7 @@ def as_sent_here(request: RecordedRequest, ids: dict[str, str], items: Mapping[s
     """The request's body as it would be sent to this gateway.
 
     Calls have the ids that were given here (`ids`: by those of the recording), references to recorded `items` are the
-    items, and no token limit stands, since the recording counted other tokens.
+    items, and token limits are lifted, because the recording counted other tokens.
     """
     body = json.loads(request.body)
     if not isinstance(body, dict):

@@ -22,7 +22,7 @@ def export_session(exporter: Exporter, session: Session) -> list[ExportRecord]:
 
 
 def session_samples(session: Session, records: Sequence[ExportRecord], shared_prefix: SharedPrefix) -> Samples:
-    """The exported contexts of a session, token by token. Takes a while where there are millions of tokens."""
+    """The exported contexts of a session, token by token. Slow where there are millions of tokens."""
     return build_samples(
         session.forest,
         records,
@@ -33,7 +33,7 @@ def session_samples(session: Session, records: Sequence[ExportRecord], shared_pr
 
 
 def _why_none(session: Session) -> str:
-    """What became of its requests, for an agent that got no turn."""
+    """Why a session has no turn: what became of its requests."""
     if not session.requests:
         return (
             "it sent no request under its key; see that it asks RELAX_BASE_URL, with RELAX_SESSION_ID as the key, and "

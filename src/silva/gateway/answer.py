@@ -1,4 +1,8 @@
-"""One client's answer: it waits for a turn, breathes meanwhile, and is told the whole turn in one burst."""
+"""One client's answer: it waits for a turn, sends heartbeats meanwhile, then sends the whole turn in one burst.
+
+stream   head and connection frame at once ... heartbeat every 15 s ... all events of the turn
+JSON     nothing for 200 s, then the head and white space every 15 s ... the document
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,9 @@ from silva.types.rollout import RequestRow
 from silva.types.turn import ApiError, TurnOptions, TurnReply
 
 HEARTBEAT_S = 15.0
+"""Seconds between heartbeats."""
 SILENT_JSON_S = 200.0
-"""So long a JSON answer waits without a byte; some clients give up after 300 s without a head."""
+"""How long a JSON answer waits without a byte. Some clients give up after 300 s without a head."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,26 +46,26 @@ class Answer:
     _num_early: int = field(default=0, init=False)
     _begun: bool = field(default=False, init=False)
 
-    async def tell(self) -> bool:
-        """Answer. False: the client is gone, or could not be told in full."""
+    async def deliver(self) -> bool:
+        """Answer. Returns False where the client is gone or did not get the whole answer."""
         with self.held.wait(self.record):
-            whole = await self._tell() and not self.delivery.lost
+            whole = await self._deliver() and not self.delivery.lost
             if whole:
-                self.held.told(self.delivery)
+                self.held.delivered(self.delivery)
             return whole
 
-    async def _tell(self) -> bool:
+    async def _deliver(self) -> bool:
         if not await self._until(self.held.ready):
             return False
         if self.held.head is not None:
             return await (self._stream() if self.options.stream else self._json())
         outcome = self.outcome()
         assert isinstance(outcome, ApiError), "a turn that was not placed has no reply"
-        await self._tell_error(outcome)
+        await self._send_error(outcome)
         return True
 
     async def _stream(self) -> bool:
-        """Status 200 and the connection frame now, heartbeats while the turn is made, then every event."""
+        """Send status 200 and the connection frame now, heartbeats while the turn is made, then every event."""
         await send_start(self.send, 200, (*STREAM_HEADERS, *self._headers()))
         await send_body(self.send, self.dialect.connected_frame, more=True)
         heartbeats = [self._every(HEARTBEAT_S, lambda: self.dialect.heartbeat_frame)]
@@ -84,10 +89,10 @@ class Answer:
         return True
 
     async def _json(self) -> bool:
-        """One JSON document. After SILENT_JSON_S its head goes out, and white space until it is there.
+        """Send one JSON document. After SILENT_JSON_S its head goes out, then white space until the document is there.
 
-        An error that comes behind such a head cannot be told any more: the connection is cut in the middle of the
-        answer, and the client that asks again gets the error.
+        An error cannot be sent behind such a head. The connection is cut in the middle of the answer instead, and a
+        client that asks again gets the error.
         """
         late: list[asyncio.Task[None]] = []
         timer = self.clock.call_later(SILENT_JSON_S, lambda: late.append(asyncio.create_task(self._whiten())))
@@ -100,7 +105,7 @@ class Answer:
         outcome = self.outcome()
         if isinstance(outcome, ApiError):
             if not self._begun:
-                await self._tell_error(outcome, self._match_headers())
+                await self._send_error(outcome, self._match_headers())
                 return True
             self.delivery.abort()
             await self.delivery.gone()
@@ -112,11 +117,11 @@ class Answer:
             await send_json(self.send, 200, document, self._headers())
         return True
 
-    async def _tell_error(self, error: ApiError, headers: tuple[Header, ...] = ()) -> None:
+    async def _send_error(self, error: ApiError, headers: tuple[Header, ...] = ()) -> None:
         await send_error(self.dialect, replace(error, request_id=self.record.request_id), self.send, headers)
 
     async def _until(self, event: asyncio.Future[tuple[Header, ...] | None] | TurnTask) -> bool:
-        """Whether `event` came; False: the client went before it."""
+        """Wait for `event`. Returns False where the client went first."""
         gone = self.delivery.gone()
         if not event.done() and not gone.done():
             await asyncio.wait((event, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -150,7 +155,7 @@ class Answer:
 
 
 async def send_error(dialect: Dialect, error: ApiError, send: Send, headers: tuple[Header, ...] = ()) -> None:
-    """An error as the whole answer, in the protocol's own shape."""
+    """Send an error as the whole answer, in the protocol's own shape."""
     if error.status in (401, 404):
         headers = (*headers, RETRY_HEADER)
     headers = (*headers, *_id_headers(dialect, error.request_id))
@@ -163,7 +168,7 @@ def _id_headers(dialect: Dialect, request_id: str) -> tuple[Header, ...]:
 
 @asynccontextmanager
 async def _meanwhile(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Do some work until the block ends; it has ended with the block."""
+    """Do some work while the block runs. The work has ended when the block has."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         yield

@@ -1,4 +1,4 @@
-"""The gateway's ASGI application: routes, and the small answers that need no model."""
+"""The gateway's ASGI application: its routes, and the answers that need no model."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class GatewayApp:
             return
         headers: tuple[Header, ...] = ((b"allow", b"POST"),)
         if (header(scope, b"upgrade") or "").lower() == "websocket":
-            error = ApiError(status=426, code="no_websocket", message="websockets are not spoken here; use HTTP POST")
+            error = ApiError(status=426, code="no_websocket", message="websockets are not supported; use HTTP POST")
             headers = (*headers, (b"upgrade", b"HTTP/1.1"))
         else:
             message = f"{scope['method']} is not allowed here; use POST"
@@ -113,14 +113,14 @@ class GatewayApp:
             await send_json(send, 200, answer)
 
     async def _refuse(self, status: int, code: str, message: str, send: Send, resource: str = "") -> None:
-        """An error in the form of the protocol that the resource's first part belongs to."""
+        """Send an error in the shape of the protocol that owns the first part of the path."""
         dialect = self._dialects.get(resource.partition("/")[0], self._fallback)
         body = dialect.error(ApiError(status=status, code=code, message=message))
         await send_json(send, status, body, ((b"x-should-retry", b"false"),))
 
 
 def _resource(path: str) -> str:
-    """The path without version prefixes and empty parts, which joined base URLs bring along."""
+    """The path without version prefixes and empty parts, which come from joined base URLs."""
     parts = [part for part in path.split("/") if part]
     for _ in range(_MAX_VERSIONS):
         if parts[:1] == [_VERSION]:

@@ -1,4 +1,4 @@
-"""What a model protocol must do for the gateway: one `Dialect` class each; nothing else branches on protocol."""
+"""What the gateway needs of a model protocol: one `Dialect` class each. Nothing else branches on the protocol."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Dialect(ApiFormat, Protocol):
 
     @property
     def request_id_headers(self) -> tuple[bytes, ...]:
-        """Names of the response headers that tell the id of the request."""
+        """Names of the response headers that carry the id of the request."""
         ...
 
     @property
@@ -36,11 +36,11 @@ class Dialect(ApiFormat, Protocol):
         ...
 
     def stream(self, options: TurnOptions, reply: TurnReply, num_early: int) -> bytes:
-        """Every event of a finished stream behind `num_early` data heartbeats, the terminal one included."""
+        """Every event of a finished stream after `num_early` data heartbeats, up to the terminal one."""
         ...
 
     def stream_error(self, error: ApiError, num_early: int) -> bytes:
-        """The frames that end a stream which failed behind `num_early` data heartbeats."""
+        """The frames that end a stream that failed after `num_early` data heartbeats."""
         ...
 
 

@@ -39,7 +39,7 @@ from silva.wire.model_request import ModelRequest
 T = TypeVar("T")
 log = logging.getLogger("silva.gateway")
 CLIENT_GONE, STOPPED = "client_disconnected", "server_stopped"
-"""Error codes of requests that could not be answered."""
+"""Error codes of requests that got no answer."""
 
 
 def _unknown(message: str) -> ApiError:
@@ -58,11 +58,11 @@ _TOO_LARGE = ApiError(
 
 
 class ModelEndpoint:
-    """Consumes HTTP requests of any dialect, produces exactly one answer each.
+    """Consumes HTTP requests of any dialect, produces exactly one answer for each.
 
     The answer is a turn, committed before its last byte, or one error. A request that repeats another one whose reply
-    got lost joins that turn. A turn whose clients are all gone is kept for a while, then it ends uncommitted; so it
-    does at once when its session asks something else.
+    was lost joins that turn. A turn whose clients are all gone is kept for a while and then ends uncommitted, or ends
+    at once when its session asks for something else.
     """
 
     def __init__(self, registry: SessionRegistry, turns: TurnService, clock: Clock, options: GatewayOptions):
@@ -92,7 +92,7 @@ class ModelEndpoint:
             raise
         if isinstance(read, tuple):
             options, held = read[0].options, self._join_or_begin(live, record, *read, Evidence.of(scope))
-            del read  # the body is let go with the request when its turn is placed
+            del read  # so that the body is freed when the turn is placed
             answer = Answer(
                 dialect=dialect,
                 options=options,
@@ -104,7 +104,7 @@ class ModelEndpoint:
                 delivery=delivery_of(scope),
                 outcome=partial(self._outcome, live, held, record),
             )
-            await self._tell(live, record, answer)
+            await self._deliver(live, record, answer)
         elif read is not None:
             live.settle(record, read)
             await send_error(dialect, replace(read, request_id=record.request_id), send)
@@ -112,7 +112,7 @@ class ModelEndpoint:
             live.unanswered(record, CLIENT_GONE)
 
     async def count(self, dialect: CountingDialect, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer how many tokens a request takes. It is no turn: nothing of it enters the records."""
+        """Answer how many tokens a request takes. This is no turn and leaves no row."""
         live = await self._admit(dialect, scope, receive, send)
         if live is None:
             return
@@ -128,7 +128,7 @@ class ModelEndpoint:
             await send_json(send, 200, dialect.count(outcome))
 
     async def _admit(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> LiveSession | None:
-        """The session of the request's credential. None: there is none, and the client was told so."""
+        """The session of the request's credential; None where there is none, after the client got the refusal."""
         token = credential(scope)
         live = self._registry.find(token) if token else None
         if live is None:
@@ -140,7 +140,7 @@ class ModelEndpoint:
         return live
 
     def _refusal(self, token: str | None) -> ApiError:
-        """Why this key is not good."""
+        """Why this key is refused."""
         if not token:
             return _NO_KEY
         if self._registry.has_ended(token):
@@ -150,7 +150,7 @@ class ModelEndpoint:
     async def _read(
         self, name: str, live: LiveSession, scope: Scope, receive: Receive, work: Callable[[bytes], Awaitable[T]]
     ) -> T | ApiError | None:
-        """Read the body and work on it. None: the client is gone. `name` stands for the request in the log."""
+        """Read the body and work on it. Returns None where the client is gone. `name` is the request in the log."""
         try:
             body = await read_request_body(scope, receive)
             if live.session.ended:
@@ -162,7 +162,7 @@ class ModelEndpoint:
             return _TOO_LARGE
         except RequestError as error:
             return ApiError.of(error)
-        except Exception:  # a broken promise of our own is told, logged and recorded like any other end of a request
+        except Exception:  # a broken promise of our own is answered, logged and recorded like any other error
             log.exception("%s failed inside the gateway", name)
             return BROKEN
         return SESSION_ENDED if live.session.ended else result
@@ -187,7 +187,7 @@ class ModelEndpoint:
         return held
 
     def _outcome(self, live: LiveSession, held: HeldTurn, record: RequestRow) -> TurnReply | ApiError:
-        """What became of an ended turn, for the record of one request that waited for it."""
+        """The outcome of an ended turn, noted in the row of one request that waited for it."""
         outcome = ended_turn(held.task, held.record.request_id)
         if isinstance(outcome, ApiError):
             live.settle(record, outcome)
@@ -195,18 +195,18 @@ class ModelEndpoint:
             live.complete(record, held.record)
         return outcome
 
-    async def _tell(self, live: LiveSession, record: RequestRow, answer: Answer) -> None:
+    async def _deliver(self, live: LiveSession, record: RequestRow, answer: Answer) -> None:
         held = answer.held
         try:
-            if await answer.tell():
+            if await answer.deliver():
                 if not held.is_made:
-                    self._held[live].forget(held)  # an error is told once; who asks again then asks anew
+                    self._held[live].forget(held)  # an error is delivered once; asking again starts a new turn
             else:
                 live.unanswered(record, CLIENT_GONE)
                 await self._keep(held)
         except asyncio.CancelledError:
             live.unanswered(record, STOPPED)
-            answer.delivery.abort()  # who cancelled us would write an error behind what was sent
+            answer.delivery.abort()  # the server would write an error behind what was already sent
             if held.is_abandoned:
                 held.drop()
                 await asyncio.gather(held.task, return_exceptions=True)

@@ -19,7 +19,7 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 DELIVERY = "silva.delivery"
-"""Where in the state of a request its Delivery lies."""
+"""Key of the Delivery in the state of a request's scope."""
 MAX_BODY_BYTES = 64 << 20
 MAX_DRAINED_BYTES = 1 << 30
 
@@ -32,21 +32,20 @@ STREAM_HEADERS: tuple[Header, ...] = (
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """What becomes of one answer on its connection.
-
-    `lost`: the connection went before the answer was complete. `reset`: the peer broke it off after that, before it
-    asked anything else, which is what a client does that never read the answer. `abort` cuts the connection; `resume`
-    lets it be read again, since a loss only shows on one that is read.
-    """
+    """What becomes of one answer on its connection."""
 
     abort: Callable[[], None] = lambda: None
+    """Cuts the connection."""
     resume: Callable[[], None] = lambda: None
+    """Reads the connection again. A loss shows only on a connection that is read."""
     lost: bool = False
+    """True where the connection went before the answer was complete."""
     reset: bool = False
+    """True where the peer broke it off after the answer and before any other request: it never read the answer."""
     _gone: asyncio.Future[None] | None = field(default=None, init=False)
 
     def gone(self) -> asyncio.Future[None]:
-        """Done when the connection is lost. To be asked for after the body was read."""
+        """Done when the connection is lost. Call it only after the body was read."""
         self.resume()
         if self._gone is None:
             self._gone = asyncio.get_running_loop().create_future()
@@ -55,14 +54,14 @@ class Delivery:
         return self._gone
 
     def lose(self, *, complete: bool, reset: bool) -> None:
-        """The connection went, with the whole answer written or not."""
+        """Note that the connection went. `complete`: the whole answer was written."""
         self.lost, self.reset = not complete, reset
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
 
 
 def delivery_of(scope: Scope) -> Delivery:
-    """The Delivery of a request's answer, which the server keeps."""
+    """The Delivery of a request's answer, kept by the server."""
     return scope["state"][DELIVERY]
 
 
@@ -93,8 +92,8 @@ def credential(scope: Scope) -> str | None:
 async def read_request_body(scope: Scope, receive: Receive, *, limit: int = MAX_BODY_BYTES) -> bytes:
     """The whole body, at most `limit` bytes. Raises BodyTooLarge or ClientGone.
 
-    A body that is too long is read to its end and thrown away as it comes, since a client that is still writing would
-    not see the answer; a client that waits for `100 Continue` is answered before it writes.
+    A body that is too long is read to its end and thrown away, because a client that is still writing would not see
+    the answer. A client that waits for `100 Continue` is refused before it writes.
     """
     announced = header(scope, b"content-length") or ""
     too_large = announced.isdecimal() and len(announced) < 20 and int(announced) > limit

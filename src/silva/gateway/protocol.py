@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, with an answer to what it leaves open: offers to switch protocols, heads without end."""
+"""uvicorn's HTTP protocol, and what it leaves open: offers to switch protocols, heads without end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from silva.gateway.http import DELIVERY, Delivery
 
 MAX_HEAD_BYTES = 1 << 20
 MAX_QUEUED = 64
-"""With so many requests waiting behind the one that is being answered nothing more is read."""
+"""With this many requests waiting behind the one being answered, the connection is not read."""
 _NAMES_A_SWITCH = (b"connection", b"http2-settings")
 
 
 class _Joining:
-    """A transport that writes what comes in one step of the event loop at once: head and body are one packet then."""
+    """A transport that joins what is written in one step of the event loop, so that head and body are one packet."""
 
     def __init__(self, transport: asyncio.Transport):
         self._transport = transport
@@ -43,20 +43,20 @@ class _Joining:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Declines an offered switch by going on in HTTP/1.1, as the standard has it (RFC 9110, 7.8).
+    """Declines an offered switch of protocols by continuing in HTTP/1.1, as RFC 9110, 7.8 allows.
 
-    Some clients offer HTTP/2 with each first request (Java's does). The parser takes what comes behind such a head for
-    the other protocol, so the body would be lost: the head is parsed again without the offer. A head (address and
-    headers) of more than MAX_HEAD_BYTES ends its connection: nothing else bounds what it takes of our memory. Each
-    request's scope carries a Delivery in its state. A client of HTTP/1.0 is sent no chunks.
+    Some clients (Java's, for one) offer HTTP/2 with every first request. The parser takes everything behind such a head
+    for the other protocol and would lose the body, so the head is parsed again without the offer. A head (address and
+    headers) of more than MAX_HEAD_BYTES ends its connection, because nothing else bounds its memory. Each request's
+    scope carries a Delivery in its state. A client of HTTP/1.0 gets no chunks.
     """
 
     parser: Any
     _declines = False
     _head_bytes: int | None = None
-    """Bytes that came of a head whose end did not; None outside a head."""
+    """Bytes of a head that is not complete yet; None outside a head."""
     _answered: RequestResponseCycle | None = None
-    """The newest request that was begun to be answered. Others, sent behind it without waiting, may be newer."""
+    """The newest request whose answer has begun. Requests sent behind it without waiting may be newer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(cast("asyncio.Transport", _Joining(transport)))
@@ -89,7 +89,7 @@ class HttpProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         if self._answered is None or self._answered.response_complete:
             super().send_400_response(msg)
-        else:  # what is no request any more came behind one whose answer is half written
+        else:  # broken bytes came behind a request whose answer is half written
             self.transport.close()
 
     def on_message_begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Writes down the model traffic of a gateway: one JSON object a line, as `silva check --replay` reads it."""
+"""Records the model traffic of a gateway: one JSON object per line, as `silva check --replay` reads it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log = logging.getLogger("silva.gateway")
 
 
 class Recorder:
-    """ASGI callable around another. Requests to other than model routes pass unseen.
+    """ASGI callable around another one. Requests to other routes than model routes are not recorded.
 
-    A line is written when the answer is complete; an exchange that broke off leaves none. The session's id, which is
-    its credential, stands in it: the file is readable by its owner only.
+    A line is written when the answer is complete; an exchange that broke off leaves none. Lines contain the session's
+    id, which is its credential, so only its owner can read the file.
     """
 
     def __init__(self, app: AsgiApp, path: Path):

@@ -84,7 +84,7 @@ class GatewayServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers; it is woken to stop, instead of looking ten times a second."""
+    """uvicorn's server without its signal handlers. A stop wakes it; it does not poll ten times a second."""
 
     def __init__(self, config: uvicorn.Config):
         super().__init__(config)
@@ -105,7 +105,7 @@ class _Server(uvicorn.Server):
 
 
 def require_loopback(host: str) -> None:
-    """Raise ConfigError unless only this machine can reach `host`: open sessions know no secret."""
+    """Raise ConfigError unless only this machine can reach `host`: open sessions have no secret."""
     local = host == "localhost"
     with contextlib.suppress(ValueError):
         local = local or ipaddress.ip_address(host).is_loopback
@@ -116,7 +116,7 @@ def require_loopback(host: str) -> None:
 def _bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        # Only where the protocol is named does asyncio set TCP_NODELAY; without it an answer can wait 40 ms for an ACK.
+        # asyncio sets TCP_NODELAY only where the protocol is named. Without it an answer can wait 40 ms for an ACK.
         sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except (OSError, OverflowError) as error:
         raise ConfigError(

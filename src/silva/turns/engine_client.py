@@ -1,4 +1,4 @@
-"""From one turn to as many engine calls as it takes: aborts keep their partial ids, faults are tried again."""
+"""Turns one request into as many engine calls as it takes: aborts keep their partial ids, faults are retried."""
 
 from __future__ import annotations
 
@@ -32,19 +32,22 @@ MAX_IDLE_ABORT_PAUSE_S = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """All that a turn sampled, over its attempts. `wait_s` is the time that it waited for the session's gate."""
+    """All that a turn sampled, over its attempts."""
 
     result: GenerateResult
+    """The attempts joined into one."""
     num_aborts: int
+    """Attempts that the engine aborted."""
     wait_s: float
+    """Seconds that the turn waited for the session's gate."""
 
 
 class EngineClient:
     """Consumes a prompt, produces its generation, waits for the session's gate and the engine; woken by both.
 
-    `retry_delays_s` are the pauses before a faulty attempt is made again: one retry each. An aborted attempt is
-    continued, or without `resume` made again from the prompt. `counters` counts `engine_fault`, `engine_abort` and
-    `cut_after_stop_id`.
+    A faulty attempt is retried after each of `retry_delays_s`; an attempt that succeeds restores all retries. An
+    aborted attempt is continued, or without `resume` repeated from the prompt. `counters` counts `engine_fault`,
+    `engine_abort` and `cut_after_stop_id`.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class EngineClient:
         sampling: SamplingParams,
         media: tuple[Media, ...] = (),
     ) -> Generation:
-        """Sample one turn to its end. Raises EngineFault when the engine failed once more than there are retries."""
+        """Sample one turn to its end. Raises EngineFault when the engine fails after the last retry."""
         parts: list[GenerateResult] = []
         ids: list[int] = []
         wait_s, cached_tokens = 0.0, None
@@ -107,7 +110,7 @@ class EngineClient:
                 await self._clock.sleep(min(IDLE_ABORT_PAUSE_S * 2 ** min(num_idle, 8), MAX_IDLE_ABORT_PAUSE_S))
 
     async def abort_running(self, session_ids: Iterable[str] | None = None) -> int:
-        """Abort the running attempts of these sessions (None: of all). Returns how many were told."""
+        """Abort the running attempts of these sessions (None: of all). Returns how many there were."""
         wanted = None if session_ids is None else set(session_ids)
         ids = [request_id for request_id, owner in self._running.items() if wanted is None or owner in wanted]
         for request_id in ids:
@@ -115,7 +118,7 @@ class EngineClient:
         return len(ids)
 
     async def _attempt(self, session: Session, request: GenerateRequest, *, may_fail: bool) -> GenerateResult | None:
-        """One engine call, recorded. None: it failed and may be made again."""
+        """One engine call, with its row. Returns None where it failed and may be retried."""
         started_s = session.since_start_s()
         result: GenerateResult | None = None
         error = "cancelled"
@@ -139,7 +142,7 @@ class EngineClient:
             return await self._engine.generate(request)
 
     def _checked(self, request: GenerateRequest, result: GenerateResult) -> GenerateResult:
-        """The answer, cut behind its first stop id. Raises EngineFault where it breaks the engine's contract."""
+        """The answer, cut after its first stop id. Raises EngineFault where it breaks the engine's contract."""
         if not result.ids:
             if result.finish_reason == "abort":
                 return result
@@ -202,7 +205,7 @@ def cut_ids(result: GenerateResult, num_ids: int) -> GenerateResult:
 
 
 def derived_seed(*parts: int | str) -> int:
-    """A 63-bit seed that depends on nothing but the parts."""
+    """A 63-bit seed that depends only on the parts."""
     text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big") >> 1
 

@@ -25,11 +25,14 @@ BROKEN = ApiError(status=500, code="internal_error", message="the gateway failed
 
 @dataclass(kw_only=True, eq=False)
 class LiveSession:
-    """A session with what only its turns need: digests of what it sent, and the order of its commits."""
+    """A session and what only its turns need: the digests of what it sent before, and the order of its commits."""
 
     session: Session
+    """The session itself."""
     commit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a turn is read and written: one turn at a time."""
     _histories: dict[str, HistoryCache] = field(default_factory=dict[str, HistoryCache])
+    """By protocol."""
 
     def begin_request(self, protocol: str) -> RequestRow:
         """Number and record a new request. Ids have one length, so none is a prefix of another."""

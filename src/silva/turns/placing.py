@@ -1,4 +1,4 @@
-"""From a matched request to a placement: where a turn hangs in the forest, and its new prompt tokens. Pure."""
+"""From a matched request to a placement: where a turn goes in the forest, and its new prompt tokens. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from silva.types.messages import Message
 
 
 def place_turn(codec: TurnCodec, match: Match, messages_between: MessagesBetween) -> Placement:
-    """Decide how the request hangs in the forest and form the new tokens.
+    """Decide where the request's turn goes in the forest and form the new tokens.
 
     Raises TransitionRefused (with the index of the message in the request) where the chat template cannot do the step.
     """
@@ -56,7 +56,7 @@ def _extend_observation(codec: TurnCodec, match: Match, parent: Node, messages_b
         node = node.parent
 
     def first_seen(start: int, stop: int) -> tuple[Message, ...]:
-        """Where messages are the same and yet not equal, the model goes on reading those that it read."""
+        """Where messages match without being equal, the model keeps those that it has read."""
         middle = max(start, min(stop, match.num_matched))
         at = start - lower.num_matched
         old = known[at : at + middle - start] if at >= 0 else messages_between(start, middle)
@@ -104,7 +104,7 @@ def _encode(
 
 
 def past_of(response: Node) -> Past:
-    """The messages before a sampled turn. A turn that was continued stands there once, whole."""
+    """The messages before a sampled turn. A turn that was continued is one whole message."""
     messages: list[Message] = []
     num_given: int | None = None
     for node in response.path():

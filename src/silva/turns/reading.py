@@ -18,7 +18,7 @@ from silva.types.turn import TokenLogprob
 
 
 def cut_at_stop(codec: TurnCodec, generation: Generation, stop: tuple[str, ...]) -> Generation:
-    """A stop string that an abort split in two was seen by no attempt: what came behind it goes."""
+    """Find a stop string that an abort split in two, which no attempt saw, and cut what came after it."""
     result = generation.result
     if not generation.num_aborts or not stop or isinstance(result.matched_stop, str):
         return generation
@@ -32,7 +32,7 @@ def cut_at_stop(codec: TurnCodec, generation: Generation, stop: tuple[str, ...])
 
 
 def shortest_prefix(codec: TurnCodec, ids: list[int], text: str) -> int:
-    """How many ids it takes until their text holds `text`; all of them where it never does."""
+    """How many ids it takes until their text contains `text`; all of them where it never does."""
     low, high = 1, len(ids)
     while low < high:
         middle = (low + high) // 2
@@ -44,7 +44,7 @@ def shortest_prefix(codec: TurnCodec, ids: list[int], text: str) -> int:
 
 
 def token_logprobs(codec: TurnCodec, result: GenerateResult) -> list[TokenLogprob]:
-    """One entry a sampled id. The end-of-turn marker has no text of its own."""
+    """One entry per sampled id. The end-of-turn marker has no text of its own."""
     out: list[TokenLogprob] = []
     for token, logprob in zip(result.ids, result.logprobs, strict=True):
         text = "" if token in codec.stop_ids else codec.decode([token])
@@ -90,7 +90,7 @@ def read_turn(
 
 
 def _with_object_calls(message: Message, parser: TurnParser, text: str, opening: str, tools: Tools) -> Message:
-    """`message` with every call that holds no JSON object left as sampled text; itself where none is so."""
+    """`message` with every call whose arguments are no JSON object left as sampled text; itself where all are."""
     calls = tuple(call for call in message.tool_calls if is_object_text(call.arguments))
     if len(calls) == len(message.tool_calls):
         return message
@@ -142,7 +142,7 @@ def _call_id(key: bytes, sibling: int, index: int) -> str:
 
 
 def _new_part(old: Message, whole: Message) -> Message:
-    """What `whole` adds. Text that the cut part showed and that now turns out to open a block is not taken back."""
+    """What `whole` adds to `old`. Text that the client already got is not taken back, even where it opens a block."""
     return Message(
         role="assistant",
         content=_added(old.content, whole.content),

@@ -14,9 +14,9 @@ from silva.types.messages import images_of
 from silva.wire.model_request import ModelRequest
 
 SLACK = 4
-"""For templates and normalizers that take text away."""
+"""Factor for templates and normalizers that shorten text."""
 PLAUSIBLE_CHARS = 8
-"""So many characters a token are worth a look: ordinary text has half as many."""
+"""Characters per token above which a text is checked: ordinary text has half as many."""
 SLICE_CHARS = 1 << 14
 
 
@@ -25,9 +25,9 @@ def refuse_hopeless(
 ) -> None:
     """Raise RequestError where the request's new part cannot fit into `limit` tokens.
 
-    Looked at are the number of messages, calls and images (each takes a token at least), the number of characters
-    (none of `longest_token` holds more), and, where both leave a doubt, the tokens of the texts themselves in slices,
-    up to twice the limit. Tools and template arguments count where the conversation is new.
+    The checks are, in order of cost: the number of messages, calls and images (each takes at least a token), the number
+    of characters (no token has more than `longest_token`), and, where both leave a doubt, the tokens of the texts in
+    slices, up to twice the limit. Tools and template arguments count where the conversation is new.
     """
     messages = request.messages_between(match.num_matched, match.num_messages)
     calls = [call for message in messages for call in message.tool_calls]
@@ -81,7 +81,7 @@ def _num_tokens(texts: list[str], encode: Callable[[str], list[int]], *, most: i
 
 def _too_long(limit: int, what: str, field: str) -> RequestError:
     return RequestError(
-        f"the context holds {limit} tokens; {what}, which is more than could ever fit. Shorten them",
+        f"the context holds {limit} tokens; {what}, which can never fit. Shorten them",
         field=field,
         code="context_length_exceeded",
     )

@@ -26,8 +26,11 @@ class SessionClient:
     """
 
     turns: TurnService
+    """Makes the turns."""
     live: LiveSession
+    """The session, from `SessionRegistry.find`."""
     form: ApiFormat
+    """The protocol of bodies and replies, one of `FORMATS`."""
 
     async def ask(self, body: JsonObject) -> tuple[int, JsonObject]:
         """Status and document of the answer. Where the caller is cancelled the turn is not committed."""

@@ -1,4 +1,4 @@
-"""Who may ask: live sessions by credential, and the memory of those that ended."""
+"""Live sessions by credential, and which sessions ended."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from silva.types.messages import JsonObject
 from silva.types.rollout import Mode
 
 MAX_REMEMBERED = 1 << 16
+"""Ended sessions whose late requests are answered as such. Beyond it the oldest is forgotten."""
 OPEN_SESSION_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 FinishCallback = Callable[[Session, bytes], Awaitable[JsonObject]]
-"""What to do with a session that its client finished: the session (already closed to requests) and the raw body."""
+"""Called with a session that its client finished (it takes no more requests) and the raw body."""
 
 
 class SessionRegistry:
-    """Opens, finds and ends sessions; the only place that holds them.
+    """Opens, finds and ends sessions; their only owner.
 
-    With `open_sessions` an unknown credential of a sane form opens a session of that id; `on_open` is called with each
-    session that begins in this way, and has to grant its lease.
+    With `open_sessions` an unknown credential that matches OPEN_SESSION_KEY opens a session with that id; `on_open` is
+    called with each session that begins in this way and has to grant its lease.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class SessionRegistry:
         return list(self._live)
 
     def open(self, session_id: str, group_id: str, mode: Mode) -> Session:
-        """A new session; its gate is closed. The id is its credential. An id is used once."""
+        """Open a new session with a closed gate. Its id is its credential and is never used twice."""
         assert session_id not in self._live and session_id not in self._ended, f"session id {session_id} used twice"
         session = Session(
             session_id=session_id, group_id=group_id, mode=mode, clock=self._clock, forest=SessionForest()
@@ -77,7 +78,7 @@ class SessionRegistry:
         return self._live[credential]
 
     def has_ended(self, session_id: str) -> bool:
-        """Such a session takes no more requests: it ended, or all did because the server stops."""
+        """Whether this session takes no more requests: it ended, or all sessions did because the server stops."""
         return session_id in self._ended or (self._closed and session_id not in self._live)
 
     async def end(self, session_id: str) -> Session | None:
@@ -104,7 +105,7 @@ class SessionRegistry:
         return session
 
     async def finish(self, session_id: str, body: bytes) -> JsonObject | None:
-        """End an open session on its client's word and hand it on. None where no such session lives."""
+        """End an open session because its client asks for it, and pass it on. None where no such session lives."""
         session = await self.end(session_id)
         if session is None:
             return None

@@ -1,4 +1,11 @@
-"""One model turn: look where the request meets the forest, sample, read, write. Protocols do not exist here."""
+"""One model turn: match the request in the forest, sample, parse, commit. This module knows no protocol and no HTTP.
+
+    prepare   match the history, form the new tokens        pure, in a thread; may refuse (400)
+    sample    attempts on the engine, nothing is written    waits for the session's gate
+    commit    parse and write, all or nothing               under the session's commit lock
+
+`run` does all three. HTTP (gateway/exchange.py) and callers in this process (session_client.py) both use it.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +43,15 @@ from silva.wire.model_request import ModelRequest
 T = TypeVar("T")
 MAX_INLINE_IDS = 1024
 NUM_CODEC_THREADS = 4
-"""A step that takes seconds (a slow template, a long history) must not stop the turns of other sessions."""
+"""More than one: a step that takes seconds (a slow template, a long history) must not stop other sessions."""
 MAX_PATHS = 64
 
 
 class ImageKeeper(Protocol):
-    """Where the images of requests lie until an engine reads them."""
+    """Keeps the images of requests until an engine reads them."""
 
     async def missing(self, images: Sequence[Image]) -> list[str]:
-        """The digests of those images that are to be kept and are not yet."""
+        """The digests of those images that must be kept and are not kept yet."""
         ...
 
     async def keep(self, images: Mapping[str, bytes]) -> None:
@@ -58,26 +65,30 @@ class ImageKeeper(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedTurn:
-    """A turn that can be sampled. It holds nothing of the request's body. `state` is the matched parent's key.
-
-    `paths` tell where in the request the first of its new messages stood.
-    """
+    """A turn that can be sampled. It keeps nothing of the request's body."""
 
     options: TurnOptions
+    """What the request asks for besides its history."""
     placement: Placement
+    """Where the turn goes in the forest, and its new prompt tokens."""
     state: str
+    """Key of the matched parent in hex; of the root where the conversation is new."""
     num_prompt: int
+    """Tokens of the whole prompt."""
     num_repairs: int
+    """Repairs that the match needed."""
     sampling: SamplingParams
+    """What the engine gets."""
     paths: tuple[str, ...]
+    """Paths in the request of its first new messages, at most MAX_PATHS."""
 
 
 class TurnWatch(Protocol):
-    """Who waits for a turn while it is made."""
+    """Whoever waits for a turn while it is made."""
 
     @property
     def waiting(self) -> Sequence[RequestRow]:
-        """The records of the requests that get the reply."""
+        """The rows of the requests that get the reply."""
         ...
 
     def placed(self, turn: PreparedTurn) -> None:
@@ -92,8 +103,8 @@ class TurnWatch(Protocol):
 class TurnService:
     """Consumes canonical requests, produces committed turns; the single writer of every session's forest.
 
-    Tokenising runs in threads of its own, small texts too: on the event loop, whose caches hold other things, it takes
-    more CPU than the hop saves. Forests are matched and written on the event loop only.
+    Tokenising always runs in its own threads, even for small texts: on the event loop, whose CPU caches are full of
+    other data, it costs more than the hop between threads. Forests are matched and written on the event loop only.
     """
 
     def __init__(
@@ -108,7 +119,7 @@ class TurnService:
         retry_delays_s: tuple[float, ...] = RETRY_DELAYS_S,
         resume_aborted: bool = True,
     ):
-        """Without `media` there is no place to keep images, so requests that bring some are refused.
+        """Without `media` images cannot be kept, so requests that contain some are refused.
 
         `retry_delays_s`: a failed engine call is tried again after each of these pauses. `resume_aborted`: a turn whose
         engine call was aborted continues after the tokens that it has; else it is sampled again from its prompt.
@@ -145,7 +156,7 @@ class TurnService:
     async def run(
         self, live: LiveSession, request: ModelRequest, record: RequestRow, watch: TurnWatch | None = None
     ) -> TurnReply | ApiError:
-        """One whole turn, from the request to its reply or error; `record` is complete where it has a reply.
+        """Run one whole turn, from the request to its reply or error. Where there is a reply, `record` is complete.
 
         Nothing is committed before `watch` wants it (None: the caller waits for the reply).
         """
@@ -194,10 +205,10 @@ class TurnService:
         return (await self._placed(live, request))[1]
 
     async def _placed(self, live: LiveSession, request: ModelRequest) -> tuple[Placement, int]:
-        """Where the request's turn would hang, and the number of its prompt tokens."""
+        """Where the request's turn would go, and the number of its prompt tokens."""
         match = self._match(live, request)
         placement = await self._off_loop(partial(self._place, match, request))
-        # The placement stands even where other turns were committed meanwhile: nodes only ever come, none goes.
+        # The placement is valid even if other turns were committed meanwhile: nodes are only ever added.
         parent = placement.match.parent
         held = parent.num_tokens if parent else 0
         return placement, held + len(placement.observation_ids) + len(placement.lead_ids)
@@ -212,7 +223,7 @@ class TurnService:
         return replace(match, profiles=profiles) if profiles else match
 
     def identify(self, request: ModelRequest) -> tuple[Sequence[bytes], tuple[str, ...]]:
-        """The digests of a request's messages that count for who is who, and the profiles that left something out."""
+        """The digests that identify a request's messages, and the profiles that left something out."""
         return self._canonicaliser.identify(request.digests, request.message_at)
 
     async def sample(self, live: LiveSession, turn: PreparedTurn, record: RequestRow) -> Generation:
@@ -230,7 +241,7 @@ class TurnService:
     async def commit(
         self, live: LiveSession, turn: PreparedTurn, record: RequestRow, generation: Generation
     ) -> TurnReply:
-        """Read a sampled turn and write it into the forest, all of it or nothing."""
+        """Parse a sampled turn and write it into the forest, all of it or nothing."""
         result = generation.result
         message, num_reasoning = await self._commit(live, turn, record, generation)
         usage = TokenUsage(
@@ -256,7 +267,7 @@ class TurnService:
     ) -> tuple[Message, int]:
         """The message that the client gets, and how many of the sampled ids are reasoning."""
         forest, placement, result = live.session.forest, turn.placement, generation.result
-        # The lock keeps the sibling number, which call ids are made of, true until the turn is written.
+        # Call ids are made of the sibling number. The lock keeps it true until the turn is written.
         async with live.commit_lock:
             sibling = forest.next_sibling(placement.match.request_key)
 
@@ -283,7 +294,7 @@ class TurnService:
         return message, num_reasoning
 
     def _match_again(self, forest: SessionForest, turn: PreparedTurn, record: RequestRow) -> None:
-        """Say of a turn how it hangs now: others may have been committed since it was placed."""
+        """Match a turn again: other turns may have been committed since it was placed."""
         match, proven = turn.placement.match, self._options.agentic_codec == "proven"
         parent = match.parent or forest.node_of(match.root) if proven else None
         children = parent.children if parent is not None else []
@@ -330,7 +341,7 @@ class TurnService:
         if seed is None:
             session = live.session
             owner = session.seed_key or session.session_id
-            # The record stands near the end of a list that may be long.
+            # Searched from the end: the list may be long, and the row is near its end.
             number = next(at for at in range(len(session.requests) - 1, -1, -1) if session.requests[at] is record)
             seed = derived_seed(self._options.seed, owner, number)
         base = self._options.sampling(live.session.mode, room=min(room, options.max_tokens or room))
@@ -346,7 +357,8 @@ class TurnService:
         if self._media is None:
             return
         missing = await self._media.missing(placement.images())
-        if any(request.images.data(digest) is None for digest in missing):  # an old one: its file was taken away
+        # An old message may have an image whose file was removed: then the whole history is read again.
+        if any(request.images.data(digest) is None for digest in missing):
             request.messages_between(0, len(request.digests))
         found = ((digest, request.images.data(digest)) for digest in missing)
         await self._media.keep({digest: data for digest, data in found if data is not None})

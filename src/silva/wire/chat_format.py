@@ -59,7 +59,7 @@ class ChatFormat:
         return _document("chat.completion", options, reply, {"message": message})
 
     def chunk(self, options: TurnOptions, reply: TurnReply) -> JsonObject:
-        """The one chunk of a stream that holds the whole turn."""
+        """The one chunk of a stream, with the whole turn."""
         delta = {"role": "assistant", **_reply_message(reply, indexed=True)}
         return _document("chat.completion.chunk", options, reply, {"delta": delta})
 

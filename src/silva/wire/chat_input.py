@@ -8,7 +8,7 @@ from silva.types.errors import RequestError
 from silva.types.messages import Message, Role, ToolCall
 from silva.wire.content import (
     ROLES,
-    heard_message,
+    input_message,
     is_absent,
     read_arguments,
     read_content,
@@ -32,7 +32,7 @@ def project_message(raw: msgspec.Raw, at: str, images: RequestImages) -> Message
         text = read_text(fields.get("content"), path)
         return Message(role=role, content=text, reasoning=_reasoning(fields, at), tool_calls=_tool_calls(fields, at))
     content = read_content(fields.get("content"), path, images)
-    return tool_message(content, _result_id(fields, at)) if role == "tool" else heard_message(role, content, path)
+    return tool_message(content, _result_id(fields, at)) if role == "tool" else input_message(role, content, path)
 
 
 def _reasoning(fields: RawObject, at: str) -> str:

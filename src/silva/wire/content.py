@@ -1,4 +1,4 @@
-"""What every protocol reads alike: texts, images, call arguments, function tools. Errors name the field's path."""
+"""What all protocols read alike: texts, images, call arguments, function tools. Errors name the field's path."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ def read_role(fields: RawObject, at: str, roles: Mapping[str, Role]) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a message says: its text, and the parts in order where images are among them."""
+    """Text and images of a message."""
 
     text: str
+    """All texts, joined."""
     parts: tuple[Part, ...] = ()
+    """Texts and images in order; empty where there are no images."""
 
     @classmethod
     def of(cls, parts: Sequence[Part]) -> Content:
@@ -48,15 +50,15 @@ class Content:
         return bool(self.text or self.parts)
 
 
-def heard_message(role: Role, content: Content, at: str) -> Message:
-    """A user or system message, which must say something. `at` is the path of its content."""
+def input_message(role: Role, content: Content, at: str) -> Message:
+    """A user or system message, which must not be empty. `at` is the path of its content."""
     if not content:
         raise RequestError(f"{at} is empty; a {role} message needs text", field=at, code="empty_content")
     return Message(role=role, content=content.text, parts=content.parts)
 
 
 def tool_message(content: Content, call_id: str | None, *, mark: str = "") -> Message:
-    """The result of a call, `mark` before it. One that says nothing gets a text that stands for that."""
+    """The result of a call, after `mark`. An empty result gets a fixed text."""
     if content.parts:
         parts = join_texts((mark, *content.parts))
         return Message(role="tool", content=text_of(parts), parts=parts, tool_call_id=call_id)
@@ -82,7 +84,7 @@ def read_text(raw: msgspec.Raw | None, at: str) -> str:
 
 
 def read_content(raw: msgspec.Raw | None, at: str, images: RequestImages) -> Content:
-    """As `read_text`, for messages that may hold images as well."""
+    """As `read_text`, for messages that may contain images as well."""
     parts = _parts(raw, at)
     if len(parts) == 1 and isinstance(parts[0], str):
         return Content(parts[0])
@@ -122,9 +124,9 @@ def _part_text(part: object, at: str) -> str:
 
 
 def unsupported_part(kind: object, at: str) -> RequestError:
-    """The error for a part that cannot stand in its message."""
+    """The error for a part that its message cannot contain."""
     if kind in IMAGE_KINDS:
-        words = f"{at} is an image; images may stand in user, tool and system messages only"
+        words = f"{at} is an image; only user, tool and system messages may contain images"
     else:
         words = f"{at} is a part of type {shown_field(kind)}; only texts and images are supported"
     return RequestError(words, field=at, code="unsupported_content")
@@ -139,7 +141,7 @@ def read_arguments(raw: msgspec.Raw | None, at: str) -> str:
 
 
 def project_tools(raw: msgspec.Raw | None, at: str = "tools") -> tuple[tuple[JsonObject, ...], tuple[str, ...]]:
-    """Function tools in nested form, and the paths with types of those that are no functions and were skipped."""
+    """Function tools in nested form, and paths with types of the other tools, which are skipped."""
     value = read_optional(raw, at, list, "a list")
     if value is None:
         return (), ()

@@ -31,7 +31,7 @@ RESERVED_TEMPLATE_KWARGS = (
     "return_assistant_tokens_mask",
 )
 ProjectTools = Callable[[msgspec.Raw | None], tuple[tuple[JsonObject, ...], tuple[str, ...]]]
-"""Raw tools to nested functions, and the paths with types of those that were skipped."""
+"""From raw tools to nested functions, and paths with types of the tools that were skipped."""
 _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 500: "server_error", 503: "engine_error"}
 
 
@@ -59,12 +59,12 @@ def read_common(fields: RawObject, read: Set[str], skipped: tuple[str, ...]) -> 
 
 
 def read_history_list(fields: RawObject, name: str) -> list[msgspec.Raw]:
-    """The list that holds a request's whole history, its items not parsed yet."""
+    """The list with a request's whole history; its items are not parsed yet."""
     if name not in fields:
-        raise RequestError(f"{name} is missing; it must hold the full history", field=name)
+        raise RequestError(f"{name} is missing; it must contain the full history", field=name)
     raws = read_list(fields[name], name)
     if not raws:
-        raise RequestError(f"{name} is empty; it must hold the full history", field=name, code="empty_messages")
+        raise RequestError(f"{name} is empty; it must contain the full history", field=name, code="empty_messages")
     if len(raws) > MAX_MESSAGES:
         raise RequestError(
             f"{name} holds {len(raws)} entries; at most {MAX_MESSAGES} are accepted",
@@ -101,7 +101,7 @@ def _template_kwargs(raw: msgspec.Raw | None) -> JsonObject:
 
 
 def read_limit(fields: RawObject, *names: str) -> int | None:
-    """The most tokens that a turn may take, from the first of these fields that is set."""
+    """The largest number of tokens to sample, from the first of these fields that is set."""
     for name in names:
         value = read_value(fields.get(name), name)
         if value is None:

@@ -1,4 +1,4 @@
-"""What a session sent or was given before: an unchanged history is not read again, a named item is found."""
+"""What a session sent and got before, so that an unchanged history is not read again and a named item is found."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ MAX_MESSAGES_AN_ITEM = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PastMessages:
-    """A request's history in canonical form. `item_of` tells from which raw item a canonical message came."""
+    """A request's history in canonical form."""
 
     digests: list[bytes]
+    """One per canonical message."""
     messages_between: MessagesBetween
+    """Forms the messages from one index to another."""
     item_of: Callable[[int], int]
+    """Index of the raw item that a canonical message came from."""
 
 
 class HistoryCache:
     """Raw JSON bytes of an item -> digests of its canonical messages; one cache per session and protocol.
 
-    Of what was sent it holds hashes only, never message text of any length; of what was given, items by their id (the
-    texts are those of the committed turns). When either is full, its older half goes.
+    Of what the client sent it keeps only hashes, never long text; of what the client got it keeps items by their id
+    (their texts are shared with the committed turns). When either is full, its older half is dropped.
     """
 
     def __init__(self, max_entries: int = MAX_ENTRIES, max_items: int = MAX_ITEMS):
@@ -65,7 +68,7 @@ class HistoryCache:
     def read_items(
         self, count: int, key_of: Callable[[int], bytes], project: Callable[[int], tuple[Message, ...]]
     ) -> PastMessages:
-        """As `read`, for raw items that each stand for one or more messages."""
+        """As `read`, for raw items that are one or more messages each."""
         digests: list[bytes] = []
         starts: list[int] = []
         known: dict[int, tuple[Message, ...]] = {}
@@ -91,7 +94,7 @@ class HistoryCache:
             for index in range(first, last + 1):
                 if index not in known:
                     known[index] = project(index)
-            if first == last:  # without a copy of an item that may hold a great many
+            if first == last:  # no copy: one item may be very many messages
                 return known[first][start - starts[first] : stop - starts[first]]
             messages = tuple(message for index in range(first, last + 1) for message in known[index])
             return messages[start - starts[first] : stop - starts[first]]
@@ -99,7 +102,7 @@ class HistoryCache:
         return PastMessages(digests=digests, messages_between=messages_between, item_of=item_of)
 
     def keep_item(self, item_id: str, part: Message) -> None:
-        """Remember a part of an assistant message that the client was given under this id."""
+        """Remember a part of an assistant message that the client got under this id."""
         _make_room(self._items, self._max_items)
         self._items[item_id] = part
 

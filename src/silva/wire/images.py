@@ -28,14 +28,14 @@ def is_image_part(part: object) -> TypeGuard[JsonObject]:
 
 
 class RequestImages:
-    """The images of one request: bytes by digest, and where each stood. It lives as long as the body does."""
+    """The images of one request: bytes by digest, and the path of each. It lives as long as the body does."""
 
     def __init__(self) -> None:
         self._data: dict[str, bytes] = {}
         self._places: list[tuple[str, str]] = []
 
     def read(self, part: JsonObject, at: str) -> Image:
-        """The image of the part at path `at`. RequestError where it holds none that could be shown."""
+        """The image of the part at path `at`. Raises RequestError where it has none that a model could see."""
         image = self._read(part, at)
         self._places.append((at, image.digest))
         return image
@@ -45,7 +45,7 @@ class RequestImages:
         return self._data.get(digest)
 
     def path_of(self, image: Image, message_path: str) -> str:
-        """Where an image of the message at this path stands."""
+        """The path of an image in the message at this path."""
         inside = (at for at, digest in self._places if digest == image.digest and at.startswith(message_path))
         return next(inside, message_path)
 

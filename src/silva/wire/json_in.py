@@ -1,4 +1,4 @@
-"""Reading JSON that strangers send: every fault becomes a RequestError, nothing else gets out."""
+"""Reads JSON that strangers send: every fault becomes a RequestError, nothing else gets out."""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ class MessagesFormat:
         return {"input_tokens": num_tokens}
 
     def error(self, error: ApiError) -> JsonObject:
-        """The error form of this protocol. It has no field for a code or a path, so the message tells them.
+        """The error form of this protocol. It has no field for a code or a path, so the message names them.
 
-        Clients know a full context by the words "prompt is too long".
+        Clients recognise a full context by the words "prompt is too long".
         """
         kind = _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
         message = error.message
@@ -120,7 +120,7 @@ def _stop(options: TurnOptions, reply: TurnReply) -> JsonObject:
 
 
 def _usage(reply: TurnReply) -> JsonObject:
-    """Token counts. In this protocol `input_tokens` does not hold those that were read from a cache."""
+    """Token counts. In this protocol `input_tokens` leaves out those read from a cache."""
     usage = reply.usage
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,

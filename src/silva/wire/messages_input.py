@@ -10,7 +10,7 @@ import msgspec
 from silva.types.messages import JsonObject, Message, Part, Role, ToolCall
 from silva.wire.content import (
     Content,
-    heard_message,
+    input_message,
     is_absent,
     read_content,
     read_name,
@@ -23,17 +23,17 @@ from silva.wire.images import RequestImages
 from silva.wire.json_in import RawObject, read_list, read_object, read_optional, read_string, read_value
 
 ERROR_RESULT_MARK = "[tool error]\n"
-"""Stands before the text of a tool result that has `is_error`."""
+"""Put before the text of a tool result that has `is_error`."""
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
 
 Note = Callable[[str], None]
-"""Takes the path and type of a block that means nothing here."""
+"""Called with the path and type of a block without a meaning here."""
 
 
 def project_system(raw: msgspec.Raw | None, images: RequestImages) -> Message | None:
-    """The message that the top-level `system` field stands for; None where it is absent or says nothing."""
+    """The message of the top-level `system` field; None where it is absent or empty."""
     content = read_content(raw, "system", images)
-    return heard_message("system", content, "system") if content else None
+    return input_message("system", content, "system") if content else None
 
 
 def project_message(raw: msgspec.Raw, at: str, images: RequestImages, note: Note) -> tuple[Message, ...]:
@@ -44,7 +44,7 @@ def project_message(raw: msgspec.Raw, at: str, images: RequestImages, note: Note
     path = f"{at}.content"
     blocks = _blocks(content, path)
     if role == "system" or (role == "user" and blocks is None):
-        return (heard_message(role, read_content(content, path, images), path),)
+        return (input_message(role, read_content(content, path, images), path),)
     if role == "user":
         return _user_messages(blocks or [], path, images)
     if blocks is None:
@@ -96,7 +96,7 @@ def _user_messages(blocks: list[msgspec.Raw], at: str, images: RequestImages) ->
         content = Content.of(parts)
         parts.clear()
         if content:
-            messages.append(heard_message("user", content, at))
+            messages.append(input_message("user", content, at))
 
     for index, raw in enumerate(blocks):
         path = f"{at}[{index}]"
@@ -110,7 +110,7 @@ def _user_messages(blocks: list[msgspec.Raw], at: str, images: RequestImages) ->
         else:
             parts.append(_text_of(block, kind, path))
     end_run()
-    return tuple(messages) or (heard_message("user", Content(""), at),)
+    return tuple(messages) or (input_message("user", Content(""), at),)
 
 
 def _tool_message(block: RawObject, at: str, images: RequestImages) -> Message:
@@ -122,7 +122,7 @@ def _tool_message(block: RawObject, at: str, images: RequestImages) -> Message:
 
 @dataclass
 class _Parts:
-    """What the blocks of an assistant message add up to."""
+    """The blocks of an assistant message, sorted by kind."""
 
     texts: list[str] = field(default_factory=list[str])
     thoughts: list[str] = field(default_factory=list[str])

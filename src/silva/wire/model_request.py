@@ -1,4 +1,4 @@
-"""One model request in canonical form: what the turn service takes, whoever asks."""
+"""One model request in canonical form, whatever the protocol: what the turn service takes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ def _message_path(index: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRequest:
-    """A request in canonical form: one digest a message; the messages themselves are formed where asked for."""
+    """A request in canonical form."""
 
     options: TurnOptions
+    """What it asks for besides its history."""
     conversation: Conversation
+    """Tools and template arguments."""
     digests: list[bytes]
+    """One per message of the history."""
     messages_between: MessagesBetween
+    """Forms the messages from one index to another. Most requests need only the newest."""
     path_of: Callable[[int], str] = _message_path
-    """Where in the body a canonical message stands."""
+    """Path in the body of a canonical message, by index."""
     images: RequestImages = field(default_factory=RequestImages)
-    """Those of the messages that were formed so far."""
+    """Images of the messages that were formed so far."""
 
     def message_at(self, index: int) -> Message:
         """One message of the history."""

@@ -1,7 +1,10 @@
 """What an agent may write as its output: one object for its whole session, or a record for each context it names.
 
-A document with `messages` is a record of explicit export; several stand one a line (JSON Lines). A document without
-them speaks of the session's one context. Every fault is a `SessionFailure` that names the line and the field.
+A document with `messages` is a record of explicit export; several are written one per line (JSON Lines). A document
+without them describes the session's only context. Every fault is a `SessionFailure` that names the line and the field.
+
+    {"reward": 1.0}                                            one context, its reward
+    {"name": "main", "messages": [...], "reward": 1.0}         a named context; more may follow, one per line
 """
 
 from __future__ import annotations
@@ -33,17 +36,20 @@ _REST_BLANK = re.compile(r"[ \t\r\n]*")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputRecord:
-    """One named context. `fields` holds its `messages`, `tools` and `chat_template_kwargs` as they were written.
-
-    `reward` is whatever JSON stood there. `line` counts from 1. `ignored` are keys that mean nothing.
-    """
+    """One named context."""
 
     name: str
+    """Unique in the document."""
     line: int
+    """Line of the file where it begins, from 1."""
     fields: RawObject
+    """`messages`, `tools` and `chat_template_kwargs` as they were written."""
     reward: object = None
+    """Whatever JSON was written; None where it is missing or null."""
     metadata: JsonObject = field(default_factory=dict)
+    """Whatever the agent adds; fit for the ledger."""
     ignored: tuple[str, ...] = ()
+    """Keys without a meaning."""
 
     @property
     def where(self) -> str:
@@ -52,19 +58,20 @@ class OutputRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputDocument:
-    """What an agent wrote. With `records` it is an explicit export, and the rest is empty.
-
-    `reward` is whatever JSON stood there. `ignored` are the keys of its object that mean nothing.
-    """
+    """What an agent wrote."""
 
     reward: object = None
+    """Whatever JSON was written; None where it is missing or null."""
     metadata: JsonObject = field(default_factory=dict)
+    """Whatever the agent adds; fit for the ledger."""
     ignored: tuple[str, ...] = ()
+    """Keys without a meaning."""
     records: tuple[OutputRecord, ...] = ()
+    """The named contexts of an explicit export; the other fields are empty then."""
 
 
 def parse_output(data: bytes) -> OutputDocument:
-    """Read an output document; a blank one says nothing. Rewards are not looked at yet.
+    """Read an output document; a blank one is empty. Rewards are not checked yet.
 
     Raises SessionFailure: `output_invalid` (not readable, no JSON, neither one object nor records), `record_invalid` (a
     record without a name of its own, or without a list of messages), `metadata_invalid`.
@@ -80,7 +87,7 @@ def parse_output(data: bytes) -> OutputDocument:
         return OutputDocument()
     values = list(islice(_values(text), MAX_RECORDS + 1))
     if len(values) > MAX_RECORDS:
-        output_invalid(f"it holds more than {MAX_RECORDS} JSON values; at most so many contexts of a session are taken")
+        output_invalid(f"it holds more than {MAX_RECORDS} JSON values; a session has at most that many contexts")
     if any(isinstance(value.value, dict) and "messages" in value.value for value in values):
         return OutputDocument(records=tuple(_records(values)))
     return _document(values)
@@ -91,7 +98,7 @@ def _document(values: list[_Value]) -> OutputDocument:
     value = values[0].value
     if len(values) > 1:
         output_invalid(
-            f"it holds {len(values)} JSON values; write one object, or records with `messages` and `name`, one a line"
+            f"it holds {len(values)} JSON values; write one object, or records with `messages` and `name`, one per line"
         )
     if not isinstance(value, dict):
         listed = isinstance(value, list) and any(isinstance(item, dict) and "messages" in item for item in value)
@@ -155,7 +162,7 @@ def _record(item: _Value, value: JsonObject, name: str) -> OutputRecord:
 
 
 def _name(value: JsonObject, line: int) -> str:
-    """The name as the ledger keeps it: two that look the same there would be one."""
+    """The name as the ledger keeps it: two names that look the same there would be one."""
     name = value.get("name")
     where = f"the record in line {line} of the output file"
     if name is None:
@@ -173,12 +180,12 @@ def _raw_fields(text: str, value: JsonObject, where: str) -> RawObject:
     try:
         fields = read_body(text.encode())
     except ValueError:
-        # A number that is not finite. In the reward it is told of as such; elsewhere no request can have brought it.
+        # A number is not finite. A reward gets its own error; elsewhere no request can have contained it.
         try:
             held = {key: value[key] for key in HISTORY_KEYS if key in value}
             fields = read_body(json.dumps(held, allow_nan=False).encode())
         except (ValueError, RecursionError) as error:
-            record_invalid(where, f"it holds what no request can bring: {error}")
+            record_invalid(where, f"it holds what no request can contain: {error}")
     return {key: fields[key] for key in HISTORY_KEYS if key in fields}
 
 
@@ -251,7 +258,7 @@ def _values(text: str) -> Iterator[_Value]:
         if rest < len(text) and ("\n" in text[begin:end] or "\n" not in text[end:rest]):
             output_invalid(
                 f"{_place(text, rest)} follows a complete JSON value; it goes on with {shown(text[rest:])}. Several "
-                "records stand one a line"
+                "records are written one per line"
             )
         yield _Value(value, text[begin:end], line)
         begin = rest

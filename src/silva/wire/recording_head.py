@@ -1,4 +1,4 @@
-"""What the writer and the reader of a recording agree on: its routes, and the request headers that it keeps."""
+"""What the writer and the reader of a recording share: model routes, and the request headers that are kept."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ KEPT_HEADERS = ("user-agent", *RETRY_HEADERS)
 
 
 def route_of(path: str) -> str | None:
-    """The model route that a path or URL ends in, whatever stands before it."""
+    """The model route that a path or URL ends in, whatever comes before it; None where it ends in none."""
     plain = "/" + urlsplit(path).path.strip("/")
     return next((route for route in MODEL_ROUTES if plain.endswith("/" + route)), None)

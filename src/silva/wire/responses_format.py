@@ -22,12 +22,16 @@ _READ_FIELDS = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResponsesOptions(TurnOptions):
-    """What a reply repeats of its request, and where the session keeps the items that it was given."""
+    """What a reply repeats of its request, and where the session keeps the items that it got."""
 
     tools: tuple[JsonObject, ...] = ()
+    """Function tools in nested form."""
     tool_choice: str = "auto"
+    """One of TOOL_CHOICES."""
     parallel_tool_calls: bool = True
+    """As the request says; it changes nothing."""
     history: HistoryCache = field(default_factory=HistoryCache)
+    """The session's cache, which keeps the items of the reply by their ids."""
 
 
 class ResponsesFormat:

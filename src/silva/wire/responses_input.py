@@ -13,7 +13,7 @@ from silva.types.text import shown_field
 from silva.wire.content import (
     ROLES,
     Content,
-    heard_message,
+    input_message,
     is_absent,
     read_arguments,
     read_content,
@@ -39,13 +39,13 @@ class _Unit:
     raws: list[msgspec.Raw]
     text_role: Role | None = None
     first: int = 0
-    spoken: bool = False
+    assistant: bool = False
 
 
 class InputHistory:
-    """The messages of one request, each with its key in the cache, formed only where they are asked for.
+    """The messages of one request, each with its key in the cache, formed only on demand.
 
-    What an assistant said in a row (reasoning, text, calls, references to such items) is one message.
+    Consecutive items of the assistant (reasoning, text, calls, references to such items) are one message.
     """
 
     def __init__(self, fields: RawObject, history: HistoryCache):
@@ -78,22 +78,22 @@ class InputHistory:
         unit = self._units[index]
         if unit.text_role is not None:
             text = read_string(unit.raws[0], unit.path)
-            return heard_message(unit.text_role, Content(text), unit.path)
-        if unit.spoken:
+            return input_message(unit.text_role, Content(text), unit.path)
+        if unit.assistant:
             paths = [f"input[{unit.first + offset}]" for offset in range(len(unit.raws))]
-            return _joined([_spoken(raw, at, self._history) for raw, at in zip(unit.raws, paths, strict=True)])
-        return _heard(unit.raws[0], unit.path, self.images)
+            return _joined([_assistant_part(raw, at, self._history) for raw, at in zip(unit.raws, paths, strict=True)])
+        return _item_message(unit.raws[0], unit.path, self.images)
 
 
 def _grouped(raws: list[msgspec.Raw]) -> list[_Unit]:
     units: list[_Unit] = []
     for index, raw in enumerate(raws):
         path = f"input[{index}]"
-        spoken = _is_spoken(read_object(raw, path), path)
-        if spoken and units and units[-1].spoken:
+        assistant = _is_assistant(read_object(raw, path), path)
+        if assistant and units and units[-1].assistant:
             units[-1].raws.append(raw)
         else:
-            units.append(_Unit(path=path, raws=[raw], first=index, spoken=spoken))
+            units.append(_Unit(path=path, raws=[raw], first=index, assistant=assistant))
     return units
 
 
@@ -110,24 +110,24 @@ def _kind(fields: RawObject, at: str) -> str:
     return kind
 
 
-def _is_spoken(fields: RawObject, at: str) -> bool:
+def _is_assistant(fields: RawObject, at: str) -> bool:
     kind = _kind(fields, at)
     if kind == "message":
         return read_role(fields, at, ROLES) == "assistant"
     return kind != "function_call_output"
 
 
-def _heard(raw: msgspec.Raw, at: str, images: RequestImages) -> Message:
+def _item_message(raw: msgspec.Raw, at: str, images: RequestImages) -> Message:
     """A user or system message, or the result of a call."""
     fields = read_object(raw, at)
     if _kind(fields, at) == "message":
         path = f"{at}.content"
-        return heard_message(read_role(fields, at, ROLES), read_content(fields.get("content"), path, images), path)
+        return input_message(read_role(fields, at, ROLES), read_content(fields.get("content"), path, images), path)
     call_id = read_name(fields.get("call_id"), f"{at}.call_id")
     return tool_message(read_content(fields.get("output"), f"{at}.output", images), call_id)
 
 
-def _spoken(raw: msgspec.Raw, at: str, history: HistoryCache) -> Message:
+def _assistant_part(raw: msgspec.Raw, at: str, history: HistoryCache) -> Message:
     """One part of an assistant's message."""
     fields = read_object(raw, at)
     kind = _kind(fields, at)
@@ -146,7 +146,7 @@ def _spoken(raw: msgspec.Raw, at: str, history: HistoryCache) -> Message:
     part = history.item(item_id)
     if part is None:
         raise RequestError(
-            f"{at}.id is {shown_field(item_id)}, but this session was given no such item. Send the items themselves: "
+            f"{at}.id is {shown_field(item_id)}, but this session never got such an item. Send the items themselves: "
             "clients do so with `store: false`",
             field=f"{at}.id",
             code="unknown_item",
@@ -166,7 +166,7 @@ def _joined(parts: Sequence[Message]) -> Message:
 
 
 def _reasoning(fields: RawObject, at: str) -> str:
-    """The readable text of a reasoning item. Our own replies hold it in the summary, so that comes first."""
+    """The readable text of a reasoning item. Our own replies have it in the summary, so the summary comes first."""
     for name in ("summary", "content"):
         path = f"{at}.{name}"
         value = read_value(fields.get(name), path)
