@@ -209,7 +209,7 @@ RECORD = '{"name": "a", "messages": [1]}'
             "record 'b' (line 2 of the output file) cannot be used: messages is",
         ),
         (f'{{"reward": 1}}\n{RECORD}', "the record in line 1 of the output file cannot be used: messages is missing"),
-        ('{"name": "a", "messages": [NaN]}', "it holds what no request can bring"),
+        ('{"name": "a", "messages": [NaN]}', "it holds what no request can contain"),
     ],
 )
 def test_records_that_cannot_be_read_are_named_by_line_and_name(tmp_path, content, text):

@@ -89,7 +89,7 @@ def test_long_tokens_get_the_benefit_of_the_doubt(message: Message, fits: bool):
     if fits:
         check()
     else:
-        with pytest.raises(RequestError, match="could ever fit"):
+        with pytest.raises(RequestError, match="can never fit"):
             check()
 
 

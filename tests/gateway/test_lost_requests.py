@@ -98,7 +98,7 @@ async def test_clients_that_go_while_a_turn_is_in_the_thread(
         assert serve.engine.usage().num_running == 0 and not session.open_turns
 
 
-async def test_a_session_that_ends_as_a_turn_is_written_records_what_was_told(
+async def test_a_session_that_ends_as_a_turn_is_written_records_what_was_ended_turns(
     codec: TurnCodec, monkeypatch: pytest.MonkeyPatch
 ):
     clock = ManualClock()
@@ -194,7 +194,7 @@ async def test_a_session_holds_few_turns_and_nothing_of_it_stays(codec: TurnCode
         live = serve.registry.find("s")
         assert live is not None
         turns = serve.app._endpoint._held[live]
-        held = list(turns._told)
+        held = list(turns._ended_turns)
         assert len(held) == sum(map(len, turns._by_digest.values())) == MAX_ENDED
         known = [weakref.ref(thing) for thing in (live, live.session, live.session.forest, *held)]
         await serve.registry.finish("s", b"")

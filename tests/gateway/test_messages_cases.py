@@ -146,5 +146,5 @@ async def test_api_10_a_block_that_cannot_be_shown_is_refused_by_its_path(codec:
         assert "messages[2].content[0].content[1]" in await refused(serve, "s", tool_history(failed))
         said = {"role": "assistant", "content": [{"type": "text", "text": "here"}, IMAGE]}
         message = await refused(serve, "s", [*HI, said, MORE])
-        assert "messages[1].content[1] is an image; images may stand in" in message
+        assert "messages[1].content[1] is an image; only user" in message
         assert serve.calls() == []

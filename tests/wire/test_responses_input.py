@@ -99,7 +99,7 @@ def test_a_bad_field_is_refused_by_its_name(fields: dict[str, Any], field: str):
 
 def test_an_image_in_an_answer_is_refused_with_a_sentence():
     body = {"input": [USER, {"role": "assistant", "content": [{"type": "input_image", "image_url": "data:x"}]}]}
-    assert "images may stand in user, tool and system messages only" in str(refusal(body))
+    assert "only user, tool and system messages may contain images" in str(refusal(body))
 
 
 def test_a_request_without_input_says_what_is_missing():

@@ -5,5 +5,6 @@ other half reads recordings of real clients for `silva check --replay`.
 
 Invariant: a record names a committed state or the session fails with the first difference; nothing is guessed silently.
 
-Start with `exporter.py`; `session_export.py` applies it to a session, `recordings.py` and `script_of.py` replay clients.
+Start with `exporter.py`; `session_export.py` applies it to a session, `recordings.py` and
+`script_of.py` replay clients.
 """
