@@ -97,8 +97,8 @@ async def test_a_teacher_server_is_known_by_how_it_reads_ids(model_dir: Path, co
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"opd_teacher": "http://me:secret@host:1"}, "is no address of a server"),
-        ({"opd_teacher": "ftp://host"}, "is no address of a server"),
+        ({"opd_teacher": "http://me:secret@host:1"}, "is not an address of a server"),
+        ({"opd_teacher": "ftp://host"}, "is not an address of a server"),
         ({"opd_teacher": "http://host:1", "rollout_temperature": 0.7}, "at temperature 1 only"),
     ],
 )

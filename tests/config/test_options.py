@@ -182,7 +182,7 @@ def test_impossible_combinations_are_refused(tmp_path: Path, values: dict[str, o
         ({"eval_top_p": 0.5}, "--eval-top-p cannot be used"),
         ({"rollout_temperature": 0.0, "eval_temperature": 1.0, "rollout_top_k": 5}, "--rollout-top-k cannot be used"),
         *(
-            ({"engine_url": [url]}, "no address of a server")
+            ({"engine_url": [url]}, "not an address of a server")
             for url in (
                 "localhost:30000",
                 "ftp://a",

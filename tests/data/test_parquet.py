@@ -92,15 +92,15 @@ def test_broken_rows_are_named_and_can_be_left_out(tmp_path: Path) -> None:
     with pytest.raises(DatasetError) as caught:
         load(path)
     text = str(caught.value)
-    assert "3 of 4 rows" in text and "row 2: 'input' holds 1 bytes that are no UTF-8 text" in text
-    assert "row 3: 'input' is blank" in text and "row 4: 'metadata.s' is nan, which is no JSON value" in text
+    assert "3 of 4 rows" in text and "row 2: 'input' is 1 bytes that are not UTF-8 text" in text
+    assert "row 3: 'input' is blank" in text and "row 4: 'metadata.s' is nan, which is not a JSON value" in text
     dataset = load(path, skip_bad_rows=True)
     assert ([row.line for row in dataset.rows], dataset.num_skipped) == ([1], 3)
     late = pa.array([{"at": 1}], type=pa.struct({"at": pa.timestamp("ns")}))
-    with pytest.raises(DatasetError, match=r"row 1: 'metadata' holds a .* that has no JSON value"):
+    with pytest.raises(DatasetError, match=r"row 1: 'metadata' is a .* that has no JSON value"):
         load(write(tmp_path / "late.parquet", metadata=late))
     far = pa.array([{"at": 1 << 60}], type=pa.struct({"at": pa.timestamp("us")}))
-    with pytest.raises(DatasetError, match=r"row 1: 'metadata' holds a .* that has no JSON value"):
+    with pytest.raises(DatasetError, match=r"row 1: 'metadata' is a .* that has no JSON value"):
         load(write(tmp_path / "far.parquet", metadata=far))
     twins = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["input", "input"])
     pq.write_table(twins, tmp_path / "twins.parquet")

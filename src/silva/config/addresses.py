@@ -1,4 +1,4 @@
-"""Addresses of servers among the options."""
+"""Which texts of options are addresses of servers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from urllib.parse import urlsplit
 
 
 def is_address(text: str) -> bool:
-    """It is meant as the address of a server, not as a folder."""
+    """Whether it is meant as the address of a server rather than as a folder."""
     return "://" in text
 
 
 def is_base_url(text: str) -> bool:
-    """It is the plain address of a server: no path parameters, no name or password."""
+    """Whether it is a plain address of a server: no query, fragment, user name or password."""
     try:
         parts = urlsplit(text)
         port = parts.port

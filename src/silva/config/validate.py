@@ -22,10 +22,12 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSet:
-    """One named file of eval prompts."""
+    """One file of eval prompts."""
 
     name: str
+    """Its name in metrics."""
     path: Path
+    """The JSON Lines or Parquet file."""
 
 
 def validate(config: RunConfig, command: Command) -> None:
@@ -65,7 +67,7 @@ def validate(config: RunConfig, command: Command) -> None:
 
 
 def _check_temperatures(config: RunConfig) -> None:
-    """Engines take a temperature just above 0 for 0, whose log-probs are those at 1: the trainer would score others."""
+    """Engines treat a temperature just above 0 as 0, whose log-probs are those at 1; the trainer would score others."""
     for name in ("rollout_temperature", "eval_temperature"):
         value = getattr(config, name)
         if value is not None and 0 < value < LEAST_TEMPERATURE:
@@ -76,7 +78,7 @@ def _check_temperatures(config: RunConfig) -> None:
 
 
 def trains_on_records(config: RunConfig) -> bool:
-    """No agents run: the groups of each step come from files."""
+    """Whether the groups of each step come from files instead of agents."""
     return config.load_debug_rollout_data is not None
 
 
@@ -132,7 +134,7 @@ def eval_sets(config: RunConfig) -> list[EvalSet]:
         raise ConfigError(f"--eval-prompt-data names {twice!r} twice")
     bad = next((name for name in names if not _NAME.fullmatch(name)), None)
     if bad is not None:
-        raise ConfigError(f"--eval-prompt-data: the name {bad!r} may hold only letters, digits, '_', '.' and '-'")
+        raise ConfigError(f"--eval-prompt-data: the name {bad!r} may have only letters, digits, '_', '.' and '-'")
     if config.eval_interval is not None and not sets:
         raise ConfigError("--eval-interval is set, but --eval-prompt-data names no file")
     if sets and config.eval_interval is None:
@@ -172,7 +174,7 @@ def several_contexts_problem(config: RunConfig) -> str | None:
     if flags and not config.use_dynamic_batch_size:
         return (
             f"with {flags} a session may yield several contexts, which need --use-dynamic-batch-size "
-            "(with --max-tokens-per-gpu): how many samples a step trains is then not known before"
+            "(with --max-tokens-per-gpu): how many samples a step trains is then not known in advance"
         )
     if flags and not _credits_contexts(config):
         return (
@@ -184,7 +186,7 @@ def several_contexts_problem(config: RunConfig) -> str | None:
 
 
 def one_context_reason(config: RunConfig) -> str | None:
-    """Why silva train takes no more than one context of a session; None where it takes several."""
+    """Why silva train takes at most one context per session; None where it takes several."""
     needs: list[str] = []
     if not _credits_contexts(config):
         needs.append("--agentic-custom-advantage-path or --agentic-credit, which say what credit each of them gets")
@@ -217,7 +219,7 @@ def _check_packing(config: RunConfig) -> None:
     if config.use_dynamic_batch_size and config.micro_batch_size != 1:
         raise ConfigError(
             f"--micro-batch-size {config.micro_batch_size} contradicts --use-dynamic-batch-size, where "
-            "--max-tokens-per-gpu says how many samples a row holds; leave one out (--micro-batch-size 1 where a file "
+            "--max-tokens-per-gpu sets how many samples a row has; leave one out (--micro-batch-size 1 where a file "
             "sets it)"
         )
     if config.rollout_max_context_len is not None:
@@ -255,7 +257,7 @@ def _check_sglang(config: RunConfig, command: Command) -> None:
         raise ConfigError("--engine sglang needs --engine-url, the address of at least one server (http://host:port)")
     for url in config.engine_url:
         if not is_base_url(url):
-            raise ConfigError(f"--engine-url {url!r} is no address of a server; it must look like http://host:port")
+            raise ConfigError(f"--engine-url {url!r} is not an address of a server; it must look like http://host:port")
     places = [url.rstrip("/") for url in config.engine_url]
     twice = next((url for url in places if places.count(url) > 1), None)
     if twice is not None:
@@ -273,7 +275,7 @@ def _check_sglang(config: RunConfig, command: Command) -> None:
     ):
         if filters and heat > 0:
             raise ConfigError(
-                f"{flag} cannot be used with --engine sglang: no server tells which mass it kept, so that would be "
+                f"{flag} cannot be used with --engine sglang: no server reports which mass it kept, so that would be "
                 "recorded wrongly. Leave it out"
             )
 

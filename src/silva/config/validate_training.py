@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from silva.config.addresses import is_address, is_base_url
 from silva.config.options import RunConfig
+from silva.config.parse import options
 from silva.train.algorithms import ALGORITHMS, SPECIAL_OPTIONS, Algorithm
 from silva.types.errors import ConfigError
 from silva.types.option import flag_of
@@ -25,7 +24,7 @@ def algorithm_of(config: RunConfig) -> Algorithm:
 
 
 def needs_reference(config: RunConfig) -> bool:
-    """Something in the options asks for the log-probs of a reference model."""
+    """Whether the options need the log-probs of a reference model."""
     return config.use_kl_loss or config.kl_coef > 0
 
 
@@ -49,7 +48,7 @@ def check_algorithm(config: RunConfig) -> None:
 
 
 def check_credit(config: RunConfig) -> None:
-    """Raise ConfigError for options that the making of credit would not heed."""
+    """Raise ConfigError for options that would not change the credit."""
     name, path = "disable_grpo_std_normalization", config.agentic_custom_advantage_path
     _check_special(config, name)
     if _is_set(config, name) and path is not None:
@@ -87,13 +86,13 @@ def _check_length(config: RunConfig, num_rollout: int) -> None:
 
 
 def is_group_of_one(config: RunConfig) -> bool:
-    """The sessions of a prompt are to be compared, and there is but one."""
+    """Whether the algorithm compares the sessions of a prompt while each prompt has only one."""
     compared = algorithm_of(config).compares and config.agentic_custom_advantage_path is None
     return compared and config.n_samples_per_prompt == 1
 
 
 def check_group_size(config: RunConfig) -> None:
-    """Raise ConfigError where every group would be one session that is compared with nothing."""
+    """Raise ConfigError where every group would be a single session, with nothing to compare it with."""
     if is_group_of_one(config):
         raise ConfigError(
             f"--advantage-estimator {config.advantage_estimator} with --n-samples-per-prompt 1 trains nothing: a group "
@@ -102,8 +101,8 @@ def check_group_size(config: RunConfig) -> None:
 
 
 def training_warnings(config: RunConfig) -> list[str]:
-    """What works but is likely not meant."""
-    told: list[str] = []
+    """Sentences about what works but is probably not intended."""
+    found: list[str] = []
     filters = [
         f"{flag} {value:g}"
         for flag, value, off in (
@@ -113,31 +112,31 @@ def training_warnings(config: RunConfig) -> list[str]:
         if value != off
     ]
     if config.use_tis and filters and config.rollout_temperature > 0:
-        told.append(
+        found.append(
             f"--use-tis with {' and '.join(filters)}: tokens were drawn from what these left, while both log-probs "
             "that TIS compares are those before it, so the weights do not see this difference"
         )
     if config.kl_coef and config.kl_loss_coef:
-        told.append(
+        found.append(
             f"{_shown(config, 'kl_coef')} and {_shown(config, 'kl_loss_coef')}: the KL to the reference model counts "
             "twice, in the rewards of tokens and in the loss"
         )
     if config.use_kl_loss and not config.kl_loss_coef:
-        told.append(
+        found.append(
             "--use-kl-loss with --kl-loss-coef 0: the KL to the reference model is measured, but not in the loss"
         )
     if config.kl_loss_coef and config.kl_loss_type == "k1" and not config.use_unbiased_kl:
-        told.append(
+        found.append(
             "--kl-loss-type k1 has no gradient in the mean, so it does not hold the policy near the reference model; "
             "take k2 or k3, or add --use-unbiased-kl"
         )
     if config.lr == 0:
-        told.append("--lr 0: steps are measured, but the policy stays as it is")
-    return told
+        found.append("--lr 0: steps are measured, but the policy stays as it is")
+    return found
 
 
 def _check_special(config: RunConfig, name: str) -> None:
-    """Refuse an option that the algorithm does not heed."""
+    """Refuse an option that the algorithm does not use."""
     algorithm = algorithm_of(config)
     if name not in algorithm.options and _is_set(config, name):
         users = ", ".join(row.name for row in ALGORITHMS.values() if name in row.options)
@@ -161,8 +160,8 @@ def _check_reference(config: RunConfig) -> None:
 def _check_off_policy(config: RunConfig, algorithm: Algorithm) -> None:
     if config.use_rollout_logprobs and config.use_tis:
         raise ConfigError(
-            "--use-rollout-logprobs takes the recorded log-probs for those of the old policy, so --use-tis would "
-            "compare them with themselves; leave one out"
+            "--use-rollout-logprobs uses the recorded log-probs as those of the old policy, so --use-tis would compare "
+            "them with themselves; leave one out"
         )
     if config.use_rollout_logprobs and not (algorithm.ratio or config.use_unbiased_kl):
         raise ConfigError(
@@ -187,7 +186,7 @@ def _check_tis(config: RunConfig) -> None:
     if config.use_tis and not config.tis_clip_low <= 1 <= config.tis_clip:
         raise ConfigError(
             f"--tis-clip-low {config.tis_clip_low:g} to --tis-clip {config.tis_clip:g} leaves out 1, the weight of "
-            "tokens that trainer and engine find equally likely; the band must hold it"
+            "tokens that trainer and engine find equally likely; the band must contain it"
         )
     if config.use_tis and config.tis_clip_low == config.tis_clip:
         raise ConfigError("--tis-clip-low 1 and --tis-clip 1 leave no band: every weight would be 1 or 0")
@@ -202,7 +201,7 @@ def _check_distillation(config: RunConfig) -> None:
         return
     if not is_base_url(config.opd_teacher):
         raise ConfigError(
-            f"--opd-teacher {config.opd_teacher!r} is no address of a server; it must look like http://host:port"
+            f"--opd-teacher {config.opd_teacher!r} is not an address of a server; it must look like http://host:port"
         )
     if config.rollout_temperature not in (0, 1):
         raise ConfigError(
@@ -234,8 +233,7 @@ def _check_reduction(config: RunConfig) -> None:
 
 def _is_set(config: RunConfig, name: str) -> bool:
     """The option has another value than its default."""
-    default = next(item.default for item in fields(config) if item.name == name)
-    return getattr(config, name) != default
+    return getattr(config, name) != options()[name].default
 
 
 def _shown(config: RunConfig, name: str) -> str:

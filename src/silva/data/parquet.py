@@ -16,17 +16,17 @@ _BATCH_ROWS = 1024
 
 
 def parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """The rows of a file with their numbers from 1.
+    """The rows of a file, numbered from 1.
 
-    A cell becomes a JSON value when it is asked for: ValueError where it has none. Raises DatasetError for a file that
-    cannot be read, and without pyarrow.
+    A cell is converted to a JSON value when it is read; ValueError where it has none. Raises DatasetError for a file
+    that cannot be read, and where pyarrow is not installed.
     """
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
         raise DatasetError(
-            f"dataset {path} is a Parquet file, which pyarrow reads, and that is not installed ({error}): "
+            f"dataset {path} is a Parquet file, and pyarrow, which reads it, is not installed ({error}): "
             "pip install 'silva[parquet]', or pip install pyarrow"
         ) from error
     number = 0
@@ -58,7 +58,7 @@ class _Row(Mapping[str, object]):
             value = cell.as_py(maps_as_pydicts="strict")
         # times that Python's clock types cannot hold; map keys
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            raise ValueError(f"{name!r} holds a {cell.type} that has no JSON value: {error}") from error
+            raise ValueError(f"{name!r} is a {cell.type} that has no JSON value: {error}") from error
         return json_value(value, name)
 
     def __iter__(self) -> Iterator[str]:
@@ -72,7 +72,7 @@ def json_value(value: object, where: str) -> object:
     """A cell as a JSON value. Raises ValueError, naming the place, where it has none.
 
     Bytes are UTF-8 text, times are ISO 8601 text, durations seconds, decimals numbers. A null in a struct is left out:
-    the format cannot tell it from a field that is not there.
+    the format does not distinguish it from a missing field.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -80,7 +80,7 @@ def json_value(value: object, where: str) -> object:
         return _number(value, where)
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
-            raise ValueError(f"{where!r} is a map whose keys are no texts")
+            raise ValueError(f"{where!r} is a map whose keys are not texts")
         return {key: json_value(item, f"{where}.{key}") for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
         return [json_value(item, f"{where}[{index}]") for index, item in enumerate(value)]
@@ -88,7 +88,7 @@ def json_value(value: object, where: str) -> object:
         try:
             return value.decode()
         except UnicodeDecodeError as error:
-            raise ValueError(f"{where!r} holds {len(value)} bytes that are no UTF-8 text") from error
+            raise ValueError(f"{where!r} is {len(value)} bytes that are not UTF-8 text") from error
     if isinstance(value, datetime.datetime | datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
@@ -97,12 +97,12 @@ def json_value(value: object, where: str) -> object:
         return str(value)
     if callable(plain := getattr(value, "tolist", None)):
         return json_value(plain(), where)
-    raise ValueError(f"{where!r} holds a {type(value).__name__}, which is no JSON value")
+    raise ValueError(f"{where!r} is a {type(value).__name__}, which is not a JSON value")
 
 
 def _number(value: float | Decimal, where: str) -> float | int:
     if not math.isfinite(value):
-        raise ValueError(f"{where!r} is {value}, which is no JSON value")
+        raise ValueError(f"{where!r} is {value}, which is not a JSON value")
     if isinstance(value, Decimal) and value == value.to_integral_value():
         return int(value)
     return float(value)

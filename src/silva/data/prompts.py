@@ -1,4 +1,4 @@
-"""Which prompt comes next: a persistent order over epochs, with unfinished prompts of an earlier life first."""
+"""Which prompt comes next: one order over all epochs, with the prompts first that were unfinished before a resume."""
 
 from __future__ import annotations
 
@@ -13,25 +13,32 @@ from silva.types.rollout import SessionInput
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """One use of one dataset row. `position` counts the prompts of a run in their order of issue.
+    """One use of one dataset row.
 
-    `label` is for those who judge a session; its agent does not get it.
+    Example: row 7 in epoch 2 of the training data has `prompt_id` "train:2:7".
     """
 
     prompt_id: str
+    """Unique in the run."""
     dataset: str
+    """"train", or the name of the eval that uses the row."""
     epoch: int
+    """Pass over the data, from 0."""
     row: int
+    """Index among the usable rows of the file, from 0."""
     position: int
+    """How many prompts the run issued before this one."""
     input: SessionInput
+    """What the agents of its sessions get."""
     label: object = None
+    """What only the judges of a session see, any JSON value; None without --label-key."""
 
 
 class PromptSource:
     """Hands out each (epoch, row) exactly once.
 
-    Consumes a Dataset; produces Prompts until `num_epoch` passes are over (None: for ever). After a resume the
-    prompts in `pending` positions are handed out again before new ones from `next_position` on.
+    Consumes a Dataset; produces Prompts until `num_epoch` passes are over (None: no end). After a resume, the prompts
+    at the `pending` positions come first, then new ones from `next_position` on.
     """
 
     def __init__(
@@ -65,7 +72,7 @@ class PromptSource:
         return self._at(self._next - 1)
 
     def check_place(self, *, position: int, epoch: int, row: int) -> None:
-        """Raise DatasetError unless a prompt of an earlier life of the run is still found at its place."""
+        """Raise DatasetError unless a prompt issued before a resume is still at its place."""
         prompt = self._at(position)
         if (prompt.epoch, prompt.row) != (epoch, row):
             raise DatasetError(

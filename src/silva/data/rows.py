@@ -22,29 +22,31 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One usable dataset row. `line` is its line (of Parquet: its row), from 1; `label` is for those who judge, not for
-    the agent.
-    """
+    """One usable dataset row."""
 
     line: int
+    """Its line in the file (Parquet: its row), from 1."""
     input: SessionInput
+    """What agents get."""
     label: object = None
+    """What only the judges of a session see, any JSON value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
-    """The usable rows of one file, in file order, and how many broken lines were left out.
-
-    `keys_without_label`: where labels were asked for and no row has one, some keys that the rows have instead.
-    """
+    """The usable rows of one file."""
 
     path: Path
+    """The file."""
     rows: tuple[Row, ...]
+    """In file order, at least one."""
     num_skipped: int = 0
+    """Broken rows that were left out (--skip-bad-rows)."""
     keys_without_label: tuple[str, ...] = ()
+    """Some keys of the rows, where no row has the --label-key; else empty."""
 
     def order(self, epoch: int, *, shuffle: bool, seed: int) -> list[int]:
-        """Row indices in the order of one epoch; a function of the arguments alone."""
+        """Row indices in the order of one epoch; depends on the arguments alone."""
         indices = list(range(len(self.rows)))
         if shuffle:
             random.Random(f"{seed}:{epoch}").shuffle(indices)
@@ -114,13 +116,13 @@ def _read_object(line: bytes | Mapping[str, object]) -> Mapping[str, object]:
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON: {error.msg} at column {error.colno}") from error
     if not isinstance(row, dict):
-        raise ValueError(f"a row must be a JSON object, this is {type(row).__name__}")
+        raise ValueError(f"a row must be a JSON object, not {type(row).__name__}")
     _check_depth(row)
     return row
 
 
 def _check_depth(row: JsonObject) -> None:
-    """What is handed between processes has to be as shallow as their tools: ValueError for anything deeper."""
+    """Raise ValueError for what is nested too deeply for the tools of the processes that it is passed to."""
     layer: list[JsonObject | list[object]] = [row]
     for _ in range(MAX_DEPTH):
         layer = [
@@ -139,7 +141,7 @@ def _read_input(row: Mapping[str, object], options: DataOptions) -> SessionInput
     messages = None if row.get(input_key) is None else _read_messages(row[input_key], input_key)
     metadata = row.get(metadata_key)
     if metadata is not None and not isinstance(metadata, dict):
-        raise ValueError(f"{metadata_key!r} must be an object, it is {type(metadata).__name__}")
+        raise ValueError(f"{metadata_key!r} must be an object, not {type(metadata).__name__}")
     if messages is None and metadata is None:
         raise ValueError(f"it has neither {input_key!r} nor {metadata_key!r}; its keys are {sorted(row)[:8]}")
     return SessionInput(messages=messages, metadata=metadata)
