@@ -17,7 +17,8 @@ from silva.judge.group_end import GroupSettings
 from silva.rollout.failure_budget import FailureBudget
 from silva.rollout.group_driver import EachSession
 from silva.rollout.group_runner import GroupRunner
-from silva.run.producer import Producer, ProducerSettings
+from silva.run.policy import SyncPolicy
+from silva.run.producer import Producer
 from silva.store.ledger import RunLedger
 from silva.turns.session import Session
 from silva.types.errors import SessionFailure
@@ -82,7 +83,7 @@ async def producing(
     with RunLedger(run_dir) as ledger:
         async with serving(codec, [{"text": "ok"}], open_sessions=False) as serve:
             budget = FailureBudget(99)
-            yield Producer(
+            producer = Producer(
                 source=PromptSource(dataset, num_epoch=1, shuffle=False, seed=0),
                 groups=GroupRunner(
                     registry=serve.registry,
@@ -94,6 +95,8 @@ async def producing(
                 ),
                 ledger=ledger,
                 budget=budget,
-                settings=ProducerSettings(batch_size=rows, concurrency=rows, replace=False),
+                policy=SyncPolicy(batch_size=rows, concurrency=rows, replace=False),
                 group_settings=GroupSettings(mode="train", num_samples=num_samples, min_size=1, num_retries=0),
             )
+            async with producer:
+                yield producer

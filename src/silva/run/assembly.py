@@ -8,7 +8,8 @@ from silva.rollout.failure_budget import FailureBudget
 from silva.rollout.group_driver import EachSession
 from silva.rollout.group_runner import GroupRunner
 from silva.rollout.process_driver import ProcessDriver
-from silva.run.producer import Producer, ProducerSettings
+from silva.run.policy import SyncPolicy
+from silva.run.producer import Producer
 from silva.run.report import StepReport
 from silva.run.runtime import Runtime
 from silva.run.settings import group_settings, train_concurrency, trained_groups
@@ -64,10 +65,10 @@ async def open_groups(runtime: Runtime, *, credited: bool = False) -> tuple[Grou
     return groups, budget
 
 
-def build_producer(
+async def open_producer(
     runtime: Runtime, dataset: Dataset, groups: GroupRunner, budget: FailureBudget, *, replace_dropped: bool
 ) -> Producer:
-    """Rollout steps over the prompt data, from where a resumed run stands."""
+    """Rollout steps over the prompt data, from where a resumed run continues."""
     config, recovered = runtime.config, runtime.recovered
     assert config.rollout_batch_size is not None
     pending = [] if recovered is None else recovered.pending
@@ -81,18 +82,19 @@ def build_producer(
     )
     for prompt in pending:
         source.check_place(position=prompt.position, epoch=prompt.epoch, row=prompt.row)
-    return Producer(
+    producer = Producer(
         source=source,
         groups=groups,
         ledger=runtime.ledger,
         budget=budget,
-        settings=ProducerSettings(
+        policy=SyncPolicy(
             batch_size=config.rollout_batch_size, concurrency=train_concurrency(config), replace=replace_dropped
         ),
         group_settings=trained_groups(config) if replace_dropped else group_settings(config, "train"),
         issued={prompt.prompt_id: prompt.num_groups for prompt in pending},
         on_step=runtime.setup.watcher.begin_step,
     )
+    return await runtime.stack.enter_async_context(producer)
 
 
 def build_report(runtime: Runtime) -> StepReport:

@@ -13,7 +13,8 @@ from silva.rollout.failure_budget import FailureBudget
 from silva.rollout.group_runner import GroupRunner
 from silva.rollout.tally import StepGroups
 from silva.run.metrics import helper_metrics, passrate_metrics, reward_metrics
-from silva.run.producer import Producer, ProducerSettings
+from silva.run.policy import SyncPolicy
+from silva.run.producer import Producer
 from silva.store.ledger import RunLedger
 
 
@@ -71,13 +72,14 @@ class Evaluator:
             groups=self._groups,
             ledger=self._ledger,
             budget=self._budget,
-            settings=ProducerSettings(
+            policy=SyncPolicy(
                 batch_size=len(dataset.rows), concurrency=self._concurrency, replace=False, stop_if_all_fail=False
             ),
             group_settings=self._settings,
             on_step=self._on_step,
         )
-        step = await producer.collect(rollout_id)
+        async with producer:
+            step = await producer.collect(rollout_id)
         self._ledger.end_prompts(
             [result.prompt.prompt_id for result in step.groups], "delivered", train_step=rollout_id
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silva.run.assembly import build_producer, build_report, open_groups
+from silva.run.assembly import build_report, open_groups, open_producer
 from silva.run.deliver import deliver
 from silva.run.prepared import Prepared
 from silva.run.runtime import open_runtime
@@ -19,7 +19,7 @@ async def roll_out(setup: RunSetup, prepared: Prepared) -> RunResult:
     async with open_runtime(setup) as runtime:
         groups, budget = await open_groups(runtime)
         num_steps = await deliver(
-            producer=build_producer(runtime, prepared.prompts, groups, budget, replace_dropped=False),
+            producer=await open_producer(runtime, prepared.prompts, groups, budget, replace_dropped=False),
             ledger=runtime.ledger,
             metrics=metrics,
             report=build_report(runtime),

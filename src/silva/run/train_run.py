@@ -13,7 +13,7 @@ from silva.data.rows import Dataset
 from silva.rollout.failure_budget import FailureBudget
 from silva.rollout.group_runner import GroupRunner
 from silva.rollout.recorded_groups import RecordedGroups
-from silva.run.assembly import build_producer, build_report, open_groups
+from silva.run.assembly import build_report, open_groups, open_producer
 from silva.run.build_learner import open_learner
 from silva.run.evaluator import Evaluator
 from silva.run.parts import run_id_of
@@ -61,7 +61,7 @@ async def train(setup: RunSetup, prepared: Prepared) -> RunResult:
         loop = RunLoop(
             backend=backend,
             engine=runtime.engine,
-            source=build_producer(runtime, prepared.prompts, groups, budget, replace_dropped=True),
+            source=await open_producer(runtime, prepared.prompts, groups, budget, replace_dropped=True),
             evaluator=_evaluator(runtime, prepared.evals, groups, budget),
             ledger=runtime.ledger,
             metrics=metrics,
