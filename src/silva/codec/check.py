@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from silva.codec.delta import Context, ImpureTransition, Learner, small_beginnings
+from silva.codec.delta import AnsweredTurn, DeltaLearner, ImpureTransition, small_beginnings
 from silva.codec.encoder import ControlToken, TokenText
 from silva.codec.ends import TurnEnds
 from silva.codec.frame import CONTEXT, NEW, Frame
@@ -214,13 +214,13 @@ def _learn_cell(
 ) -> StepCell:
     kind, tail = names
     frame = called if message.tool_calls or any(m.role == "tool" for m in messages) else plain
-    context = Context(frame, message)
+    context = AnsweredTurn(frame, message)
     build = frame.builder(NEW)
     context.share_ids(build)
     tree = [build.message(m) for m in messages]
     status: Status = "pure"
     try:
-        found = Learner(frame, ends, context, tree, build.slots, None, survey=True).learn()
+        found = DeltaLearner(frame, ends, context, tree, build.slots, None, survey=True).learn()
     except ImpureTransition as error:
         fault = _whole_fault(frame, ends, message, messages)
         if fault is not None:
@@ -241,7 +241,7 @@ def _whole_fault(frame: Frame, ends: TurnEnds, message: Message, messages: Seque
     """Why a step cannot be formed from a render of the whole history, None where it can behind every beginning."""
     served = False
     for name in small_beginnings(frame, Slots(CONTEXT), None):
-        context = Context(frame, message)
+        context = AnsweredTurn(frame, message)
         history = history_of(small_beginnings(frame, context.slots, None)[name])
         build = frame.builder(NEW)
         build.slots.share_all(context.slots)

@@ -1,4 +1,19 @@
-"""The turn codec: messages to token ids for one tokenizer and chat template, turn by turn."""
+"""The turn codec: messages to token ids for one tokenizer and chat template, turn by turn.
+
+A *root* is the beginning of a conversation up to the first sampled turn; a *delta* is everything between one sampled
+turn and the next. In both, the template's own text is separated from the texts of the messages, which go into *slots*:
+
+    root   <|im_start|>user\\n [slot: "hi"] <|im_end|>\\n | <|im_start|>assistant\\n
+    sampled                                                  hello <|im_end|>
+    delta  \\n<|im_start|>user\\n [slot: "more"] <|im_end|>\\n | <|im_start|>assistant\\n
+           observation (mask 0)                              | opening (mask 0)
+
+The skeleton around the slots is learned once per shape of messages, by rendering placeholders. Each slot has the
+transform that the template applies to its text (trimming, JSON). Text between two control tokens is encoded in one
+piece, by a tokenizer that knows no control tokens. Before ids are used, the recipe is rendered against the template
+with the request's own texts; where they differ, the step is refused. A delta that depends on the history is formed from
+a render of the whole history (`whole`).
+"""
 
 from __future__ import annotations
 
@@ -46,6 +61,10 @@ class TurnCodec:
     text of users, tools and earlier answers never becomes a control token. What the template does is learned by
     rendering placeholders, once per shape of messages, and proven again on the texts of every request; a step that the
     template refuses raises `TransitionRefused`. Thread-safe.
+
+    Example: with a ChatML template, `encode_delta` behind an answer "hello" that ended with its stop id `<|im_end|>`
+    and with the message `user: more` gives `observation_ids` of the text `\\n<|im_start|>user\\nmore<|im_end|>\\n` and
+    `opening_ids` of `<|im_start|>assistant\\n`.
     """
 
     def __init__(
@@ -53,7 +72,7 @@ class TurnCodec:
         tokenizer: PreTrainedTokenizerBase,
         *,
         stop_ids: Sequence[int] = (),
-        default_template_kwargs: Mapping[str, Any] | None = None,
+        default_template_kwargs: Mapping[str, object] | None = None,
         now: datetime | None = None,
     ):
         """Use `load` unless you have a tokenizer. `stop_ids`: those that the model's own files name."""
@@ -102,7 +121,7 @@ class TurnCodec:
         cls,
         hf_dir: str | Path,
         *,
-        default_template_kwargs: dict[str, Any] | None = None,
+        default_template_kwargs: dict[str, object] | None = None,
         now: datetime | None = None,
     ) -> TurnCodec:
         """The codec of a checkpoint folder: its tokenizer, chat template and eos ids.
@@ -116,7 +135,7 @@ class TurnCodec:
                 f"{folder} is not a folder ({folder.absolute()}); give a local checkpoint folder with a tokenizer"
             )
         try:
-            tokenizer: Any = _tokenizer_class(folder).from_pretrained(str(folder))
+            tokenizer = _tokenizer_class(folder).from_pretrained(str(folder))
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
             raise ConfigError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
         try:
@@ -269,7 +288,7 @@ def _stop_ids_of(folder: Path) -> list[int]:
         if not path.is_file():
             continue
         try:
-            config: Any = json.loads(path.read_text(encoding="utf-8"))
+            config: object = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ConfigError(f"{path} is no valid JSON: {error}") from error
         if not isinstance(config, dict):
@@ -278,6 +297,6 @@ def _stop_ids_of(folder: Path) -> list[int]:
         nested = cast("JsonObject", inner).get("eos_token_id") if isinstance(inner, dict) else None
         for value in (cast("JsonObject", config).get("eos_token_id"), nested):
             found.extend(
-                i for i in (cast("list[Any]", value) if isinstance(value, list) else [value]) if type(i) is int
+                i for i in (cast("list[object]", value) if isinstance(value, list) else [value]) if type(i) is int
             )
     return found

@@ -43,7 +43,7 @@ class Form:
     """"text", "blank" or "absent"."""
 
 
-class Context:
+class AnsweredTurn:
     """The assistant turn before a delta, with holes instead of what the model wrote. Call names are kept."""
 
     def __init__(self, frame: Frame, message: Message):
@@ -122,7 +122,7 @@ class DeltaRecipe:
 
 def encode_delta(frame: Frame, ends: TurnEnds, tail: SampledTail, messages: Sequence[Message]) -> TurnDelta:
     """The delta, proven on the texts of these messages. TransitionRefused where the template does not allow it."""
-    context = Context(frame, tail.message)
+    context = AnsweredTurn(frame, tail.message)
     build = frame.builder(NEW)
     context.share_ids(build)
     tree = [build.message(message) for message in messages]
@@ -131,7 +131,7 @@ def encode_delta(frame: Frame, ends: TurnEnds, tail: SampledTail, messages: Sequ
     known: DeltaRecipe | None = frame.deltas.get(key)
     for cached in (True, False):
         if known is None:
-            known = _learn(frame, key, Learner(frame, ends, context, tree, slots, tail.has_system), cached)
+            known = _learn(frame, key, DeltaLearner(frame, ends, context, tree, slots, tail.has_system), cached)
         named = context.texts(known.fillers)
         inert = Texts(frame.inert, _inert(frame, named), _inert(frame, slots.values))
         if proven(frame, known, tree, inert):
@@ -145,7 +145,7 @@ def encode_delta(frame: Frame, ends: TurnEnds, tail: SampledTail, messages: Sequ
     return without_close(ends, tail, known.close, observation, opening)
 
 
-def _learn(frame: Frame, key: str, learner: Learner, cached: bool) -> DeltaRecipe:
+def _learn(frame: Frame, key: str, learner: DeltaLearner, cached: bool) -> DeltaRecipe:
     """Learn a delta. That a step is impure is remembered: it is looked up anew at each turn that takes it."""
     impure: ImpureTransition | None = frame.impure.get(key)
     if impure is not None:
@@ -180,14 +180,14 @@ def without_close(
     return TurnDelta(observation_ids=observation[n:], opening_ids=opening[max(0, n - len(observation)) :])
 
 
-class Learner:
+class DeltaLearner:
     """Finds the recipe of one delta, or says why there is none. `survey`: also whether earlier text is rewritten."""
 
     def __init__(
         self,
         frame: Frame,
         ends: TurnEnds,
-        context: Context,
+        context: AnsweredTurn,
         tree: Tree,
         slots: Slots,
         has_system: bool | None,
@@ -246,7 +246,7 @@ class Learner:
         if error.field is not None or not self._tree:
             return error
         for n in range(1, len(self._tree)):
-            shorter = Learner(self._frame, self._ends, self._context, self._tree[:n], self._slots, None)
+            shorter = DeltaLearner(self._frame, self._ends, self._context, self._tree[:n], self._slots, None)
             shorter._prefixes = self._prefixes
             forms = list(self._context.forms())
             begins = [

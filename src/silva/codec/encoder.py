@@ -13,19 +13,22 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from tokenizers import Tokenizer
 
 from silva.codec.slots import Hole
-from silva.codec.transforms import Slot
+from silva.codec.transforms import TextSlot
 from silva.types.errors import ConfigError, TransitionRefused
+from silva.types.messages import JsonObject
 
 _SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # White_Space, as the Rust tokenizers see it
 _LEADING = re.compile(f"^[{_SPACE}]+")
 _TRAILING = re.compile(f"[{_SPACE}]+$")
 
-Part = str | Slot
+Part = str | TextSlot
+Trie = dict[str, "Trie"]
+"""Texts by their letters; the key "" marks where one ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class ControlToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TextSegment:
     """The text between two control tokens, in parts that are joined before they are encoded."""
 
     parts: tuple[Part, ...]
@@ -50,7 +53,7 @@ class Segment:
     first: bool
 
 
-Program = tuple["list[int] | Segment", ...]
+Program = tuple["list[int] | TextSegment", ...]
 
 
 class TokenText:
@@ -58,7 +61,7 @@ class TokenText:
 
     def __init__(self, backend: Tokenizer):
         self.full = backend
-        state = json.loads(backend.to_str())
+        state: JsonObject = json.loads(backend.to_str())
         self.control = _control_tokens(backend, state)
         self.by_id = {token.id: token for token in self.control.values()}
         self._find = re.compile(_trie_pattern(self.control)) if self.control else re.compile(r"(?!)")
@@ -93,15 +96,15 @@ class TokenText:
 
     def compile(self, items: Iterable[Part | ControlToken], *, first: bool) -> Program:
         """A program that gives ids once the slots have texts. `first`: the items start the whole sequence."""
-        ops: list[list[int] | Segment] = []
+        ops: list[list[int] | TextSegment] = []
         parts: list[Part] = []
         before: ControlToken | None = None
         for item in [*items, None]:
-            if isinstance(item, str | Slot):
+            if isinstance(item, str | TextSlot):
                 parts.append(item)
                 continue
             if parts:
-                segment = Segment(
+                segment = TextSegment(
                     parts=tuple(parts),
                     after_eater=before is not None and before.eats_right,
                     before_eater=item is not None and item.eats_left,
@@ -121,7 +124,7 @@ class TokenText:
             ids.extend(op if isinstance(op, list) else self._segment(op, text_of))
         return ids
 
-    def _segment(self, segment: Segment, text_of: Callable[[Hole], str] | None) -> list[int]:
+    def _segment(self, segment: TextSegment, text_of: Callable[[Hole], str] | None) -> list[int]:
         texts: list[str] = []
         for part in segment.parts:
             if isinstance(part, str):
@@ -166,14 +169,14 @@ class TokenText:
                     )
 
 
-def _add(ops: list[list[int] | Segment], op: list[int] | Segment) -> None:
+def _add(ops: list[list[int] | TextSegment], op: list[int] | TextSegment) -> None:
     if isinstance(op, list) and ops and isinstance(ops[-1], list):
         ops[-1] = ops[-1] + op
     else:
         ops.append(op)
 
 
-def _control_tokens(backend: Tokenizer, state: Any) -> dict[str, ControlToken]:
+def _control_tokens(backend: Tokenizer, state: JsonObject) -> dict[str, ControlToken]:
     """All added tokens but those made of blanks: these are plain text that some vocabularies keep in the added list."""
     normalizer = backend.normalizer
     found: dict[str, ControlToken] = {}
@@ -196,14 +199,14 @@ def _control_tokens(backend: Tokenizer, state: Any) -> dict[str, ControlToken]:
     return found
 
 
-def _without_control(state: Any, control: dict[str, ControlToken]) -> Tokenizer:
+def _without_control(state: JsonObject, control: dict[str, ControlToken]) -> Tokenizer:
     stripped = dict(state)
     stripped["added_tokens"] = [entry for entry in state["added_tokens"] if entry["content"] not in control]
     stripped.update(post_processor=None, truncation=None, padding=None)
     return Tokenizer.from_str(json.dumps(stripped))
 
 
-def _renumbered(state: Any, control: dict[str, ControlToken], copy: Tokenizer) -> dict[int, int]:
+def _renumbered(state: JsonObject, control: dict[str, ControlToken], copy: Tokenizer) -> dict[int, int]:
     """Ids of the copy's remaining added tokens, which the copy numbers anew, to their ids in the full tokenizer."""
     kept = {
         str(entry["content"]): int(entry["id"]) for entry in state["added_tokens"] if entry["content"] not in control
@@ -212,7 +215,7 @@ def _renumbered(state: Any, control: dict[str, ControlToken], copy: Tokenizer) -
     return {copied: token_id for copied, token_id in found.items() if copied is not None and copied != token_id}
 
 
-def _inner_copy(state: Any, control: dict[str, ControlToken]) -> Tokenizer | None:
+def _inner_copy(state: JsonObject, control: dict[str, ControlToken]) -> Tokenizer | None:
     """A copy for text that does not start the sequence, where the tokenizer marks only the first word with a blank."""
     if '"first"' not in json.dumps(state.get("pre_tokenizer")):
         return None
@@ -221,18 +224,18 @@ def _inner_copy(state: Any, control: dict[str, ControlToken]) -> Tokenizer | Non
     return _without_control(inner, control)
 
 
-def _never_first(node: Any) -> Any:
+def _never_first(node: object) -> object:
     if isinstance(node, dict):
-        out = {key: _never_first(value) for key, value in cast("dict[str, Any]", node).items()}
+        out = {key: _never_first(value) for key, value in cast("dict[str, object]", node).items()}
         if out.get("prepend_scheme") == "first":
             out["prepend_scheme"] = "never"
         return out
-    return [_never_first(item) for item in cast("list[Any]", node)] if isinstance(node, list) else node
+    return [_never_first(item) for item in cast("list[object]", node)] if isinstance(node, list) else node
 
 
 def _trie_pattern(texts: Iterable[str]) -> str:
     """A pattern that finds the leftmost, longest of many texts without trying each at every place."""
-    root: dict[str, Any] = {}
+    root: Trie = {}
     for text in texts:
         node = root
         for char in text:
@@ -241,7 +244,7 @@ def _trie_pattern(texts: Iterable[str]) -> str:
     return _trie_node(root)
 
 
-def _trie_node(node: dict[str, Any]) -> str:
+def _trie_node(node: Trie) -> str:
     tail = ""
     while len(node) == 1 and "" not in node:
         (char, node), *_ = node.items()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from silva.codec.encoder import ControlToken, TokenText
 from silva.codec.frame import Frame
@@ -60,15 +59,15 @@ def find_ends(frame: Frame, called: Frame, text: TokenText, configured: Iterable
     )
 
 
-def _turn(role: str, content: Hole) -> dict[str, Any]:
+def _turn(role: str, content: Hole) -> dict[str, object]:
     return {"role": role, "content": content}
 
 
-def _call(called: Frame) -> dict[str, Any]:
+def _call(called: Frame) -> dict[str, object]:
     style = called.style
     arguments = _ARGS if style.arguments_as_text else {"a": _ARGS}
     function = {"name": called.tool_name, "arguments": arguments}
-    turn: dict[str, Any] = {
+    turn: dict[str, object] = {
         "role": "assistant",
         "tool_calls": [{"id": Hole(CONTEXT, 45), "type": "function", "function": function}],
     }
@@ -77,7 +76,7 @@ def _call(called: Frame) -> dict[str, Any]:
     return turn
 
 
-def _try(frame: Frame, turns: Sequence[Any], *, gen: bool) -> str:
+def _try(frame: Frame, turns: Sequence[object], *, gen: bool) -> str:
     try:
         return frame.render(turns, gen=gen)
     except TransitionRefused:
@@ -93,7 +92,7 @@ def _first_after(text: TokenText, render: str, hole: Hole) -> ControlToken | Non
     return next(iter(_tokens_after(text, render, hole)), None)
 
 
-def _result_marker(called: Frame, text: TokenText, user: Any) -> ControlToken | None:
+def _result_marker(called: Frame, text: TokenText, user: object) -> ControlToken | None:
     """The marker that opens a tool turn behind a call."""
     result = {"role": "tool", "content": _RESULT, "tool_call_id": Hole(CONTEXT, 45)}
     alone = _tokens_after(text, _try(called, [user, _call(called)], gen=False), _ARGS)
@@ -101,7 +100,7 @@ def _result_marker(called: Frame, text: TokenText, user: Any) -> ControlToken | 
     return more[len(alone)] if more[: len(alone)] == alone and len(more) > len(alone) else None
 
 
-def _inside_turn(frame: Frame, called: Frame, text: TokenText, user: Any) -> frozenset[int]:
+def _inside_turn(frame: Frame, called: Frame, text: TokenText, user: object) -> frozenset[int]:
     """Control tokens that stand within one assistant turn, so that none of them can end it."""
     thought = {**_turn("assistant", _TEXT), "reasoning_content": _REASON, "thinking": _REASON}
     found: set[int] = set()

@@ -24,7 +24,7 @@ from silva.codec.slots import (
     text_part,
 )
 from silva.codec.template import ChatTemplate
-from silva.codec.transforms import NUM_PROBES, Skeleton, Slot, Transform, explain, probes
+from silva.codec.transforms import NUM_PROBES, Skeleton, TextSlot, Transform, explain, probes
 from silva.types.errors import TransitionRefused
 from silva.types.messages import JsonObject, Message, ToolCall
 
@@ -81,10 +81,12 @@ class Frame:
         self._style: CallStyle | None = None
         self._lists = self._wants_lists()
 
-    def _side(self, text_of: TextOf) -> tuple[list[Any] | None, JsonObject]:
+    def _side(self, text_of: TextOf) -> tuple[list[object] | None, JsonObject]:
         return materialise(self._tools, text_of), materialise(self._kwargs, text_of)
 
-    def render(self, messages: Sequence[Any], text_of: TextOf = placeholder, *, gen: bool, inert: bool = False) -> str:
+    def render(
+        self, messages: Sequence[object], text_of: TextOf = placeholder, *, gen: bool, inert: bool = False
+    ) -> str:
         """The shape's text. Holes of the frame hold their real (inert) texts with `inert`, else what `text_of` says."""
         if inert:
             tools, kwargs = self._inert_side
@@ -122,7 +124,7 @@ class Frame:
             return False
         return hole.placeholder in self._try([{**turn, "content": [text_part(hole)]}])
 
-    def _try(self, turns: Sequence[Any]) -> str:
+    def _try(self, turns: Sequence[object]) -> str:
         try:
             return self.render(turns, gen=False)
         except TransitionRefused:
@@ -257,10 +259,10 @@ class Frame:
         return found
 
     def skeleton(self, pieces: Pieces, transforms: Sequence[Transform]) -> Skeleton:
-        parts: list[str | Slot] = []
+        parts: list[str | TextSlot] = []
         for i, piece in enumerate(pieces):
             if isinstance(piece, Hole):
-                parts.append(Slot(piece, transforms[i // 2]))
+                parts.append(TextSlot(piece, transforms[i // 2]))
             elif piece:
                 parts.append(piece)
         return tuple(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from silva.codec.encoder import ControlToken, TokenText
 from silva.codec.slots import Hole
@@ -34,7 +34,7 @@ def mark_of(whole: str, without: str, text: TokenText) -> str | None:
     return mark if any(isinstance(item, ControlToken) for item in text.split(mark)) else None
 
 
-def text_holes(content: Any) -> list[Hole]:
+def text_holes(content: object) -> list[Hole]:
     """The free texts of a message's content, in order."""
     if isinstance(content, Hole):
         return [content]

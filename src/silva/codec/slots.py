@@ -65,17 +65,17 @@ def hole_of(digits: str) -> Hole:
     return Hole(*divmod(int(digits, 36), _REGION_SIZE))
 
 
-def materialise(tree: Any, text_of: Callable[[Hole], str]) -> Any:
+def materialise(tree: object, text_of: Callable[[Hole], str]) -> Any:
     """The tree with a text in each hole (in keys as well)."""
     if isinstance(tree, dict):
-        pairs = cast("dict[str | Hole, Any]", tree).items()
+        pairs = cast("dict[str | Hole, object]", tree).items()
         return {text_of(key) if isinstance(key, Hole) else key: materialise(value, text_of) for key, value in pairs}
     if isinstance(tree, list):
-        return [materialise(value, text_of) for value in cast("list[Any]", tree)]
+        return [materialise(value, text_of) for value in cast("list[object]", tree)]
     return text_of(tree) if isinstance(tree, Hole) else tree
 
 
-def owner(tree: Sequence[Any], hole: Hole) -> str | None:
+def owner(tree: Sequence[object], hole: Hole) -> str | None:
     """The path of the message that a hole belongs to."""
     mark = repr(hole)
     return next((f"messages[{i}]" for i, message in enumerate(tree) if mark in repr(message)), None)
@@ -247,7 +247,7 @@ class ShapeBuilder:
     def _shared_text(self, value: str, kind: str) -> str | Hole:
         return self.slots.shared(clean(value), kind) if value and not value.isspace() else value
 
-    def _arguments(self, raw: str) -> Any:
+    def _arguments(self, raw: str) -> object:
         if not raw.strip():
             return "{}" if self._style.arguments_as_text else {}
         if self._style.arguments_as_text:
@@ -258,11 +258,11 @@ class ShapeBuilder:
         hole = self.slots.new(clean(raw), "arguments")
         return hole if self._style.takes_raw else {"arguments": hole}
 
-    def _walk(self, value: Any) -> Any:
+    def _walk(self, value: object) -> object:
         if isinstance(value, dict):
             return {self._key(key): self._walk(item) for key, item in cast("JsonObject", value).items()}
         if isinstance(value, list):
-            return [self._walk(item) for item in cast("list[Any]", value)]
+            return [self._walk(item) for item in cast("list[object]", value)]
         return self._text(value, "argument") if isinstance(value, str) else value
 
     def _key(self, key: str) -> str | Hole:
@@ -272,20 +272,20 @@ class ShapeBuilder:
 def parse_arguments(raw: str) -> JsonObject | None:
     """The arguments of a call as a mapping, or None where the text is no JSON object (or one nested beyond use)."""
     try:
-        value = json.loads(raw)
+        value: object = json.loads(raw)
     except (ValueError, RecursionError):
         return None
-    return cast("JsonObject", value) if isinstance(value, dict) and _depth_ok(value, MAX_DEPTH) else None
+    return cast("JsonObject", value) if _depth_ok(value, MAX_DEPTH) and isinstance(value, dict) else None
 
 
-def _items(value: Any) -> list[Any] | None:
+def _items(value: object) -> list[object] | None:
     """What a JSON container holds, None for other values."""
     if isinstance(value, dict):
         return list(cast("JsonObject", value).values())
-    return cast("list[Any]", value) if isinstance(value, list) else None
+    return cast("list[object]", value) if isinstance(value, list) else None
 
 
-def _depth_ok(value: Any, left: int) -> bool:
+def _depth_ok(value: object, left: int) -> bool:
     items = _items(value)
     if items is None:
         return True
@@ -299,14 +299,14 @@ class DefinitionBuilder:
         self._slots = slots
         self._words = words
 
-    def value(self, value: Any, path: str, depth: int = 0) -> Any:
+    def value(self, value: object, path: str, depth: int = 0) -> object:
         if depth > MAX_DEPTH:
             raise TransitionRefused(f"{path} is nested deeper than {MAX_DEPTH} levels", field=path)
         if isinstance(value, dict):
-            pairs = cast("dict[Any, Any]", value).items()
+            pairs = cast("dict[object, object]", value).items()
             return {self._key(k, path): self.value(v, f"{path}.{k}", depth + 1) for k, v in pairs}
         if isinstance(value, list | tuple):
-            items = cast("list[Any]", value)
+            items = cast("list[object]", value)
             return [self.value(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(items)]
         if isinstance(value, str):
             if self._words.plain(value) or value.isspace():
@@ -316,7 +316,7 @@ class DefinitionBuilder:
             return value
         raise TransitionRefused(f"{path} holds a {type(value).__name__}, which is no JSON value", field=path)
 
-    def _key(self, key: Any, path: str) -> Any:
+    def _key(self, key: object, path: str) -> object:
         if isinstance(key, str) and key in _SCHEMA_KEYS:
             return key
         if not isinstance(key, str) or not _PLAIN.fullmatch(key) or _MARK in key:

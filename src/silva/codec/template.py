@@ -49,7 +49,11 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
@@ -61,7 +65,7 @@ def _raise_exception(message: str) -> NoReturn:
 class ChatTemplate:
     """A compiled chat template, or the two that some tokenizers carry (`default` and `tool_use`)."""
 
-    def __init__(self, source: str | Mapping[str, str], *, specials: Mapping[str, Any], now: datetime):
+    def __init__(self, source: str | Mapping[str, str], *, specials: Mapping[str, object], now: datetime):
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
         )
@@ -78,7 +82,12 @@ class ChatTemplate:
         self._specials = dict(specials)
 
     def render(
-        self, messages: list[Any], *, tools: list[Any] | None, kwargs: Mapping[str, Any], generation_prompt: bool
+        self,
+        messages: list[object],
+        *,
+        tools: list[object] | None,
+        kwargs: Mapping[str, object],
+        generation_prompt: bool,
     ) -> str:
         """The text of the conversation. TransitionRefused, with the template's own words, where it refuses."""
         use = "tool_use" if tools is not None and "tool_use" in self._templates else "default"

@@ -40,14 +40,14 @@ IDENTITY = TRANSFORMS[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TextSlot:
     """A place of a skeleton where the text of a hole goes, transformed."""
 
     hole: Hole
     transform: Transform = IDENTITY
 
 
-Skeleton = tuple["str | Slot", ...]
+Skeleton = tuple["str | TextSlot", ...]
 
 
 def parse(text: str) -> list[str | Hole]:

@@ -12,14 +12,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 from silva.codec.delta import (
-    Context,
+    AnsweredTurn,
+    DeltaLearner,
     DeltaRecipe,
     Form,
     ImpureTransition,
-    Learner,
     Tree,
     only_moved,
     proven,
@@ -80,7 +80,7 @@ def encode_whole(
 
 
 def _encode(frame: Frame, ends: TurnEnds, tail: SampledTail, past: Past, messages: Sequence[Message]) -> TurnDelta:
-    context = Context(frame, tail.message)
+    context = AnsweredTurn(frame, tail.message)
     history = _history(frame, context, past)
     build = frame.builder(NEW)
     build.slots.share_all(context.slots)
@@ -96,7 +96,7 @@ def _encode(frame: Frame, ends: TurnEnds, tail: SampledTail, past: Past, message
     return without_close(ends, tail, found.known.close, observation, opening)
 
 
-def _history(frame: Frame, context: Context, past: Past) -> History:
+def _history(frame: Frame, context: AnsweredTurn, past: Past) -> History:
     build = ShapeBuilder(context.slots, frame.words, frame.style, frame.image_part)
     for i, value in enumerate(frame.slots.values):
         build.slots.share(value, "name", Hole(FRAME, i))
@@ -111,19 +111,19 @@ def history_of(tree: Tree, num_given: int | None = None) -> History:
     return History(tree, num_given, frozenset(spoken))
 
 
-def _holes(tree: Any) -> Iterator[Hole]:
+def _holes(tree: object) -> Iterator[Hole]:
     if isinstance(tree, Hole):
         yield tree
     elif isinstance(tree, dict):
-        for key, value in cast("dict[Any, Any]", tree).items():
+        for key, value in cast("dict[object, object]", tree).items():
             yield from _holes(key)
             yield from _holes(value)
     elif isinstance(tree, list):
-        for item in cast("list[Any]", tree):
+        for item in cast("list[object]", tree):
             yield from _holes(item)
 
 
-def _texts(context: Context) -> list[str]:
+def _texts(context: AnsweredTurn) -> list[str]:
     """Texts for the holes that stand before the new messages."""
     return [value or Hole(CONTEXT, i).placeholder for i, value in enumerate(context.slots.values)]
 
@@ -135,14 +135,16 @@ class Found:
     known: DeltaRecipe
     frame: Frame
 
-    def holds(self, context: Context, tree: Tree, slots: Slots) -> bool:
+    def holds(self, context: AnsweredTurn, tree: Tree, slots: Slots) -> bool:
         """Whether the template writes the same for the real (inert) texts."""
         frame = self.frame
         before, new = ([frame.text.inert(text) for text in texts] for texts in (_texts(context), slots.values))
         return proven(frame, self.known, tree, Texts(frame.inert, before, new))
 
 
-def learn_whole(frame: Frame, ends: TurnEnds, context: Context, history: History, tree: Tree, slots: Slots) -> Found:
+def learn_whole(
+    frame: Frame, ends: TurnEnds, context: AnsweredTurn, history: History, tree: Tree, slots: Slots
+) -> Found:
     """Learn a delta behind a history, proven on the real (inert) texts of both."""
     learner = Whole(frame, ends, context, history, tree, slots)
     try:
@@ -158,10 +160,10 @@ def learn_whole(frame: Frame, ends: TurnEnds, context: Context, history: History
         raise error
 
 
-class Whole(Learner):
+class Whole(DeltaLearner):
     """Learns a delta behind one given history."""
 
-    def __init__(self, frame: Frame, ends: TurnEnds, context: Context, history: History, tree: Tree, slots: Slots):
+    def __init__(self, frame: Frame, ends: TurnEnds, context: AnsweredTurn, history: History, tree: Tree, slots: Slots):
         super().__init__(frame, ends, context, tree, slots, None)
         self._prefixes = {_HISTORY: history.tree}
         self._history = history

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
-from typing import Any
 
 from silva.forest.echo import MessageAt, compare_echo
 from silva.forest.identity import canonical_arguments, canonical_tool
@@ -18,7 +17,7 @@ MAX_SHOWN = 400
 """Most characters of an old or new value."""
 _SHOWN_BEFORE = 60
 _MAX_COMPARED = 64
-Found = tuple[str, Any, Any]
+Found = tuple[str, object, object]
 """A JSON pointer, what was there, what came."""
 CleanFirst = Callable[[Message], Message]
 
@@ -171,7 +170,7 @@ def _calls(old: Message, new: Message, at: str, lenient: bool) -> Iterator[Found
         )
 
 
-def json_difference(old: Any, new: Any, at: str) -> Found | None:
+def json_difference(old: object, new: object, at: str) -> Found | None:
     """The first place where two JSON values differ; an absent value is None."""
     was, now = _parts(old), _parts(new)
     if was is None or now is None or isinstance(old, dict) != isinstance(new, dict):
@@ -186,7 +185,7 @@ def json_difference(old: Any, new: Any, at: str) -> Found | None:
     return None
 
 
-def _parts(value: Any) -> dict[str, Any] | None:
+def _parts(value: object) -> dict[str, object] | None:
     """The members of an object or a list by name; None for a plain value."""
     if isinstance(value, dict):
         return {str(name): item for name, item in value.items()}  # pyright: ignore
@@ -203,19 +202,19 @@ def _trimmed(text: str) -> str:
     return text.strip()
 
 
-def _text_of(value: Any) -> str:
+def _text_of(value: object) -> str:
     value = int(value) if isinstance(value, float) and value.is_integer() else value
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
-def shown_values(old: Any, new: Any) -> JsonObject:
+def shown_values(old: object, new: object) -> JsonObject:
     """Both values; a long one as text around the first character in which the two differ."""
     texts = [value if isinstance(value, str) else _text_of(value) for value in (old, new)]
     start = 0
     if isinstance(old, str) and isinstance(new, str):
         same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
         start = max(0, same - _SHOWN_BEFORE)
-    shown: list[Any] = []
+    shown: list[object] = []
     for value, text in zip((old, new), texts, strict=True):
         if len(text) <= MAX_SHOWN:
             shown.append(value)

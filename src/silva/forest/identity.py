@@ -13,7 +13,6 @@ from array import array
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
-from typing import Any
 
 from silva.types.errors import RequestError
 from silva.types.messages import Conversation, JsonObject, Message
@@ -43,7 +42,7 @@ def root_key(conversation: Conversation) -> bytes:
     return _hash(b"root", ",".join(parts).encode())
 
 
-def _root_part(field: str, value: Any) -> str:
+def _root_part(field: str, value: object) -> str:
     try:
         return _canonical_json(value)
     except ValueError as error:
@@ -72,7 +71,7 @@ def chain_keys(parent: bytes, digests: Sequence[bytes]) -> list[bytes]:
 def message_digest(message: Message) -> bytes:
     """Digest of the canonical form of one message. Images enter by their digest."""
     calls = [[call.id, call.name, canonical_arguments(call.arguments)] for call in message.tool_calls]
-    form: list[Any] = [message.role, message.content, message.reasoning, calls, message.tool_call_id]
+    form: list[object] = [message.role, message.content, message.reasoning, calls, message.tool_call_id]
     if message.parts:
         form.append([part if isinstance(part, str) else [part.digest] for part in message.parts])
     return _hash(b"message", _compact(form).encode())
@@ -132,11 +131,11 @@ def is_object_text(raw: str) -> bool:
     return canonical_arguments(raw).startswith("{")
 
 
-def _canonical_json(value: Any) -> str:
+def _canonical_json(value: object) -> str:
     return _sorted(_fold(value))
 
 
-def _fold(value: Any, depth: int = 0) -> Any:
+def _fold(value: object, depth: int = 0) -> object:
     if isinstance(value, float):
         return _fold_number(repr(value))
     if depth == MAX_FOLDED_DEPTH and isinstance(value, (dict, list, tuple)):

@@ -1,4 +1,8 @@
-"""One committed state of a conversation."""
+"""One committed state of a conversation, and the other spellings that lead to it.
+
+A node is a root (tools and template arguments, no ids), an observation (what the model was given) or a response (what
+it sampled). It stores only what it adds to its parent, and nothing above it ever changes.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,9 @@ NO_RENAMES: Renames = {}
 
 class Node:
     """One committed state.
+
+    Example: the answer to "hi" has `kind="response"`, `ids=[1, 7, 2]` with `lead=1` (the opening id 1 was not sampled),
+    `sampled=[7, 2]`, `logprobs=[-0.5, -0.25]`, `finish="stop"` and an observation as its parent.
 
     `lead` counts the ids at the front of `ids` that were not sampled (all of an observation's). `before` is, for a
     response, the key of the state that its assistant message answers, and `told` what the client got of it: its own
@@ -166,21 +173,23 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repair:
-    """How an echo was read: the kinds of loss (none twice) and the ids that its calls have in the client's words."""
+    """How a lossy echo was read."""
 
     kinds: tuple[RepairKind, ...]
+    """Kinds of loss, none twice."""
     renames: Renames
+    """The client's ids of its calls, mapped to those that were given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EchoAlias:
-    """A spelling of a history, found to lead to a state; `key` is the key that it has by its own words.
-
-    Where the answer of that state is missing, the spelling ends with the message behind it, and `beyond` is the key
-    that this message really leads to.
-    """
+    """A spelling of a history that leads to a state."""
 
     key: bytes
+    """Key of the history as it was spelled."""
     node: Node
+    """The answer that it leads to."""
     repair: Repair
+    """What was lost."""
     beyond: bytes | None = None
+    """Where the answer itself is missing: the key that the message behind it leads to. None otherwise."""

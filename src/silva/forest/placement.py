@@ -17,22 +17,28 @@ from silva.types.rollout import MatchKind
 class Match:
     """Where a request meets the forest.
 
-    `parent` is the matched state (None: not even the technical root exists yet) and `num_matched` says how many of the
-    request's messages it holds. `request_key` is the key of the state that the whole request leads to. `aliases` are
-    the lossy echoes that had to be repaired on the way, and `result_ids` the ids that tool results of the request stand
-    for where the client names the calls its own way (by message; None where it does not; empty: nowhere). `profiles`
-    are those that left noise of the first message out of the digests.
+    Example: of a request with three messages, the first two lead to an answer: `num_messages=3`, `num_matched=2`,
+    `parent` is that response and `kind` is "append", or "branch" where something follows it already.
     """
 
     conversation: Conversation
+    """Tools and template arguments that the model reads."""
     root: bytes
+    """Key of the empty conversation."""
     request_key: bytes
+    """Key of the state that the whole request leads to."""
     num_messages: int
+    """Messages of the request."""
     parent: Node | None
+    """The matched state; None where not even the root exists yet."""
     num_matched: int
+    """Messages of the request that the matched state holds."""
     aliases: tuple[EchoAlias, ...] = ()
+    """Lossy echoes that were repaired on the way."""
     result_ids: Sequence[str | None] = ()
+    """For each message the id that a tool result under a renamed id stands for, else None; empty without any."""
     profiles: tuple[str, ...] = ()
+    """Profiles that left noise of the first message out of the digests."""
 
     @property
     def repairs(self) -> list[str]:
@@ -73,18 +79,24 @@ class Match:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """How a new turn hangs in the forest and what the engine is given.
+    """How a new turn is placed in the forest and what the engine is given.
 
-    Under the matched state comes an observation of `messages` with `observation_ids` (none where `messages` is empty),
-    then the response, which owns `lead_ids`. With `continues` the response goes on with the cut turn that was matched.
+    Example: `messages=(user "more",)`, `observation_ids=(10, 11)`, `lead_ids=(1,)` below a state of 40 tokens give
+    the engine 43 ids.
     """
 
     match: Match
+    """Where the turn goes."""
     messages: tuple[Message, ...] = ()
+    """Messages of the new observation; empty: there is none."""
     observation_ids: Sequence[int] = ()
+    """Ids of that observation."""
     lead_ids: tuple[int, ...] = ()
+    """Ids that open the response."""
     continues: bool = False
+    """The response goes on with the cut turn that was matched."""
     marker_mismatch: bool = False
+    """The turn above ended with another marker than the template writes."""
 
     def prompt_ids(self) -> PromptIds:
         """The ids that the engine gets: root to opening."""
@@ -102,16 +114,17 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Response:
-    """A generated turn, ready to be written.
-
-    `message` is the assistant message of the whole turn. Where the client was told another one, it is `told`, since a
-    client may echo either form. So it is where a cut turn was continued (`message` holds all parts joined, the told one
-    only the new part), and where a protocol cannot carry a call.
-    """
+    """A generated turn, ready to be written. A client may echo `message` or `told`."""
 
     result: GenerateResult
+    """What the engine returned."""
     message: Message
+    """The assistant message of the whole turn."""
     digest: bytes
+    """Its digest."""
     told: Message | None = None
+    """What the client received where that differs (the new part of a cut turn, a call as text); None: `message`."""
     request_id: str | None = None
+    """The request that made it."""
     num_aborts: int = 0
+    """Aborted engine calls on the way."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import cast
 
 from silva.forest.identity import chain_key, ids_digest, message_digest
 from silva.forest.node import EchoAlias, Node, Repair
@@ -107,7 +107,7 @@ def _spelling(record: JsonObject, forest: SessionForest) -> EchoAlias:
 
 def message_from_chat(chat: JsonObject) -> Message:
     """The message whose `to_chat` this is."""
-    content: Any = chat["content"]
+    content: object = chat["content"]
     parts = _parts(cast("list[JsonObject]", content)) if isinstance(content, list) else ()
     text: str = text_of(parts) if parts else chat["content"] or ""
     return Message(

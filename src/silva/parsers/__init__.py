@@ -1,8 +1,13 @@
-"""From sampled text to an assistant message: reasoning, content and tool calls.
+"""From sampled text to an assistant message: reasoning, content and tool calls. Pure.
 
-One small declared object a family, for its calls (`TOOL_CALLS`) and its reasoning (`REASONING`). All share the rules: a
-parser takes away only the newlines that templates write around these blocks, never a blank of the model's own, and it
-never fails: what it cannot read stays text, or is a call with the raw text as its arguments where the name is clear.
+Consumes the text of a turn, the opening before it and the tools; produces a `ParsedTurn`. There is one small declared
+object per family for its calls (`TOOL_CALLS`) and one for its reasoning (`REASONING`), both in `families`.
+
+Invariant: a parser never fails and loses nothing. It removes only the newlines that templates write around these
+blocks, never a blank of the model's own; what it cannot read stays text, or becomes a call with the raw text as its
+arguments where the name is clear.
+
+Open first: `turn` (the rules for all families), `families` (the table), `parts` (what a format has to provide).
 """
 
 from silva.parsers.families import parser_names

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 from silva.types.strict_json import read_json
 
@@ -33,7 +32,7 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def checked_json(text: str) -> tuple[Any, str] | None:
+def checked_json(text: str) -> tuple[object, str] | None:
     """The value of a JSON text and the text without outer blanks; None where it is no JSON that all clients read."""
     text = text.strip()
     try:
@@ -44,7 +43,7 @@ def checked_json(text: str) -> tuple[Any, str] | None:
     return value, text
 
 
-def python_value(text: str) -> tuple[Any, str] | None:
+def python_value(text: str) -> tuple[object, str] | None:
     """The value of a Python literal and its JSON text; None where it is none."""
     end, inside = keyword_arguments(f"(_={text})", 0)
     if end != len(text) + 4 or inside is None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 from silva.parsers.literals import checked_json, python_value, quoted
 from silva.parsers.parts import Tools
 
-Schema = Mapping[str, Any]
+Schema = Mapping[str, object]
 _KINDS: dict[type, str] = {
     bool: "boolean",
     int: "integer",
@@ -51,9 +51,9 @@ def json_or_string(raw: str) -> str:
     return quoted(raw) if found is None else found[1]
 
 
-def _kind(value: Any) -> frozenset[str]:
+def _kind(value: object) -> frozenset[str]:
     kind = _KINDS[type(value)]
-    whole = kind == "integer" or (kind == "number" and float(value).is_integer())
+    whole = kind == "integer" or (isinstance(value, float) and value.is_integer())
     return frozenset({"number", "integer"} if whole else {kind})
 
 
@@ -63,7 +63,7 @@ def _kinds(schema: Schema, root: Schema, links: int) -> frozenset[str]:
     if isinstance(named, str):
         return frozenset({named})
     if isinstance(named, list):
-        return frozenset(str(kind) for kind in cast("list[Any]", named))
+        return frozenset(str(kind) for kind in cast("list[object]", named))
     if links == 0:
         return frozenset()
     kinds: frozenset[str] = frozenset()
@@ -82,9 +82,9 @@ def _kinds(schema: Schema, root: Schema, links: int) -> frozenset[str]:
     return kinds
 
 
-def _mapping(value: Any) -> Schema:
+def _mapping(value: object) -> Schema:
     return cast(Schema, value) if isinstance(value, Mapping) else {}
 
 
-def _sequence(value: Any) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else []
+def _sequence(value: object) -> list[object]:
+    return cast("list[object]", value) if isinstance(value, list) else []

@@ -18,11 +18,14 @@ EMPTY_TOOL_RESULT = "(no output)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
-    """One function call of an assistant turn. `arguments` is the raw JSON text (maybe broken) as the model wrote it."""
+    """One function call of an assistant turn."""
 
     id: str
+    """Unique in the session."""
     name: str
+    """Name of the function."""
     arguments: str
+    """Raw JSON text as the model wrote it; it may be broken."""
 
     def to_chat(self) -> JsonObject:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
@@ -30,10 +33,12 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
-    """An image in a message. `digest` is the hex SHA-256 of its bytes, or of its web address where it has a `url`."""
+    """An image in a message."""
 
     digest: str
+    """Hex SHA-256 of its bytes, or of its address where it has one."""
     url: str | None = None
+    """Its web address; None where its bytes are kept."""
 
     @property
     def reference(self) -> str:
@@ -49,18 +54,25 @@ Part = str | Image
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One message in canonical form. Text parts are already joined; absent text is `""`.
+    """One message in canonical form.
 
-    Where there are images, `parts` holds them and the texts around them in order (no text is empty, none follows
-    another), and `content` is the texts alone, joined. Without images `parts` is empty.
+    In `parts` no text is empty and none follows another.
+
+    Example: `Message(role="tool", content="42", tool_call_id="call_1")`.
     """
 
     role: Role
+    """Who speaks."""
     content: str = ""
+    """All texts, joined; empty without text."""
     reasoning: str = ""
+    """Thoughts of an assistant."""
     tool_calls: tuple[ToolCall, ...] = ()
+    """Calls of an assistant."""
     tool_call_id: str | None = None
+    """The call that a tool message answers; None where it names none."""
     parts: tuple[Part, ...] = ()
+    """Images with the texts around them, in order; empty without images."""
 
     def __post_init__(self) -> None:
         if self.role != "assistant" and (self.reasoning or self.tool_calls):
