@@ -12,8 +12,8 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # `typing` itself is slow to import, and the runner process does without it
 if TYPE_CHECKING:
     from silva.config.options import RunConfig
     from silva.run.factories import EngineFactory, Runner, RunnerFactory

@@ -4,16 +4,16 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 from agent_support import PYTHON, agent, alive, until, zombies_of
 from marked import marked
 
 from silva.agent import client
-from silva.agent.client import AgentRunner, runner_command
+from silva.agent.client import AgentRunner
 from silva.agent.files import log_tail
+from silva.processes.frames import child_command
 from silva.types.errors import RunStopped
 
 
@@ -152,8 +152,9 @@ async def test_cancelling_the_call_ends_the_agent(runner, tmp_path):
 
 
 async def test_a_start_that_is_cancelled_leaves_a_runner_for_the_next(runner, tmp_path):
-    first = asyncio.create_task(runner.run_agent(agent(tmp_path, runner.run_id, "a", "true")))
-    await until(lambda: runner.pid is not None, "the runner process exists")
+    first = asyncio.create_task(runner.run_agent(agent(tmp_path, runner.run_id, "a", "sleep 600")))
+    while runner.pid is None:  # noqa: ASYNC110  cancelled at the first moment at which there is a process
+        await asyncio.sleep(0)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
@@ -197,8 +198,9 @@ async def test_starts_that_fail_say_why_and_harm_nobody_else(runner, tmp_path):
 
 
 async def test_a_missing_shell_is_named(tmp_path):
-    runner = AgentRunner(run_id="no-shell", shell="no-such-shell")
-    end = await runner.run_agent(agent(tmp_path, "no-shell", "s", "true"))
+    runner = AgentRunner(run_id="no-shell")
+    spec = replace(agent(tmp_path, "no-shell", "s", "true"), program=("no-such-shell", "-c"))
+    end = await runner.run_agent(spec)
     await runner.close()
     assert "'no-such-shell': No such file or directory; install it" in end.describe()
 
@@ -280,11 +282,11 @@ async def test_a_session_runs_once_at_a_time(runner, tmp_path):
 
 async def test_without_proc_and_waitid_the_process_group_ends(tmp_path, monkeypatch):
     """As on systems other than Linux: no sweeps, the group alone is ended."""
-    command = runner_command()
+    command = child_command("runner", flags=("-I", "-S"))
     command[-1] = command[-1].replace(
         "from silva", "import os; del os.waitid; from silva.processes import sweep; sweep.LINUX = False; from silva", 1
     )
-    monkeypatch.setattr(client, "runner_command", lambda: command)
+    monkeypatch.setattr(client, "child_command", lambda *_, **__: command)
     runner = AgentRunner(run_id="group-only", grace_s=0.3, sweep_s=0.05)
     deaf = "(trap '' TERM; touch up; while :; do sleep 0.02; done) & while ! [ -e up ]; do sleep 0.02; done; "
     ends = [
@@ -299,10 +301,8 @@ async def test_without_proc_and_waitid_the_process_group_ends(tmp_path, monkeypa
 
 
 def test_the_runner_imports_nothing_heavy():
-    code = runner_command()[-1].replace(
-        "from silva.processes.runner import main; sys.exit(main())", "import silva.processes.runner"
-    )
-    command = [sys.executable, "-I", "-S", "-c", code + "; print(*sorted(sys.modules))"]
+    command = child_command("runner", flags=("-I", "-S"))
+    command[-1] = command[-1].replace("main(*())", "print(*sorted(sys.modules))")
     modules = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     assert "silva.processes.sweep" in modules
     heavy = {"torch", "transformers", "msgspec", "asyncio", "socket", "subprocess", "dataclasses", "typing", "ctypes"}
@@ -310,19 +310,7 @@ def test_the_runner_imports_nothing_heavy():
     assert {name for name in modules if name.startswith("silva")} == {
         "silva",
         "silva.processes",
-        "silva.processes.protocol",
+        "silva.processes.frames",
         "silva.processes.runner",
         "silva.processes.sweep",
     }
-
-
-def test_the_module_door_works_too(tmp_path):
-    root = Path(client.__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-m", "silva.processes.runner"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(root)},
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, b"")

@@ -1,8 +1,8 @@
-"""The trainer's side of the runner: start an agent, wait for its end, end it, know when nothing of it is left.
+"""The trainer's side of the runner: start a process, wait for its end, end it, know when nothing of it is left.
 
-If the runner dies, every waiting agent ends as lost, everything that carries the run's marker is ended from here, and
-the next session gets a new runner. Real processes keep real time: the bounds here are wall seconds, not the injected
-clock's.
+A run's agents have one runner, the workers of user functions another one. If a runner dies, every waiting process ends
+as lost, everything that carries the run's marker is ended from here, and the next start gets a new runner. Real
+processes keep real time: the bounds here are wall seconds, not the injected clock's.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import silva
-from silva.processes.protocol import Line, decode, encode
+from silva.processes.frames import Message, child_command, pack, read_message
 from silva.processes.sweep import sweep_run
 from silva.types.errors import RunStopped
 
@@ -29,18 +27,18 @@ logger = logging.getLogger("silva.agent")
 _READY_TIMEOUT_S = 30.0
 _MARGIN_S = 30.0
 """Added to the grace before a runner that does not answer counts as stuck; it gives up on survivors after 10 s."""
-_MAX_LINE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentSpec:
-    """What to start: `bash -c command` in `cwd` with exactly `env`, output appended to `log_path`."""
+    """What to start: `command` by `program`, in `cwd`, with exactly `env`, output appended to `log_path`."""
 
     session_id: str
     command: str
     cwd: Path | str
     env: Mapping[str, str]
     log_path: Path | str
+    program: tuple[str, ...] = ("bash", "-c")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,16 +61,20 @@ class AgentExit:
         """The agent ended by itself with exit status 0."""
         return self.exit_code == 0 and not self.killed
 
+    @property
+    def status(self) -> str:
+        """The name of the signal, or the exit status, in words."""
+        if self.signal is None:
+            return f"exit status {self.exit_code}"
+        return signal.Signals(self.signal).name if self.signal in set(signal.Signals) else f"signal {self.signal}"
+
     def describe(self) -> str:
         """The end in words, for an error text."""
         if self.error is not None:
             return self.error
         if self.runner_lost:
             return "the process that owns the agents died, and the agent was ended with it"
-        if self.signal is not None:
-            how = f"the agent was ended by {_signal_name(self.signal)}"
-        else:
-            how = f"the agent ended with exit status {self.exit_code}"
+        how = f"the agent {'was ended by' if self.signal is not None else 'ended with'} {self.status}"
         return f"{how} ({self.kill_reason})" if self.killed and self.kill_reason else how
 
 
@@ -89,15 +91,22 @@ class _Agent:
         self.started = False
 
 
-@dataclass(kw_only=True, slots=True)
-class _Connection:
-    """One life of the runner."""
+class _Life:
+    """One life of the runner process.
 
-    process: subprocess.Popen[bytes]
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    task: asyncio.Task[None] | None = None
-    lost: bool = False
+    `writer`: None until its stream is open. `ready`: whether it came up. `lost`: it takes no more starts.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.writer: asyncio.StreamWriter | None = None
+        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.lost = False
+        self.task: asyncio.Task[None] | None = None
+
+    def send(self, *message: object) -> None:
+        if self.writer is not None and not self.writer.is_closing():
+            self.writer.write(pack(*message))
 
 
 class AgentRunner:
@@ -105,6 +114,7 @@ class AgentRunner:
 
     `grace_s`: seconds between TERM and KILL. `max_losses`: so many runner deaths in a row, without an agent's end
     between them, raise RunStopped. `log_path`: where the runner writes a traceback of its own, if it ever has one.
+    `owns`: what it runs, for messages.
     """
 
     def __init__(
@@ -114,8 +124,8 @@ class AgentRunner:
         grace_s: float = 5.0,
         sweep_s: float = 0.25,
         max_losses: int = 5,
-        shell: str = "bash",
         log_path: Path | None = None,
+        owns: str = "the agents",
     ) -> None:
         self.run_id = run_id
         self.grace_s = grace_s
@@ -123,18 +133,17 @@ class AgentRunner:
         self._sweep_s = sweep_s
         self._max_losses = max_losses
         self._losses_in_a_row = 0
-        self._shell = shell
         self._log_path = log_path
+        self._name = f"the process that owns {owns}"
         self._lock = asyncio.Lock()
-        self._connection: _Connection | None = None
+        self._life: _Life | None = None
         self._agents: dict[str, _Agent] = {}
-        self._survivors: dict[str, int] = {}
         self._closing = False
 
     @property
     def pid(self) -> int | None:
         """The runner's process id, None while there is none."""
-        return self._connection.process.pid if self._connection is not None else None
+        return self._life.process.pid if self._life is not None else None
 
     @property
     def num_running(self) -> int:
@@ -152,20 +161,13 @@ class AgentRunner:
         Raises RunStopped when the runner died `max_losses` times in a row, ValueError for a session that runs already.
         """
         async with self._lock:
-            connection = await self._ensure()
+            life = await self._ensure()
             if spec.session_id in self._agents:
                 raise ValueError(f"session {spec.session_id} has an agent already")
             agent = _Agent(spec.session_id, asyncio.get_running_loop())
             self._agents[spec.session_id] = agent
-            start: Line = {
-                "op": "start",
-                "session": spec.session_id,
-                "command": spec.command,
-                "cwd": str(spec.cwd),
-                "env": dict(spec.env),
-                "log": str(spec.log_path),
-            }
-            connection.writer.write(encode(start))
+            argv = [*spec.program, spec.command]
+            life.send("start", spec.session_id, argv, str(spec.cwd), dict(spec.env), str(spec.log_path))
         try:
             return await asyncio.shield(agent.exit)
         except asyncio.CancelledError:
@@ -181,11 +183,11 @@ class AgentRunner:
     async def session_gone(self, session_id: str) -> bool:
         """Wait until no process of an ended session is left. False when one could not be ended, or not in bounded time.
 
-        True at once for a session that never started.
+        True at once for a session that never started, and for one that was waited for.
         """
         agent = self._agents.get(session_id)
         if agent is None:
-            return self._survivors.get(session_id, 0) == 0
+            return True
         await asyncio.wait([agent.exit])
         done, _ = await asyncio.wait([agent.gone], timeout=self.grace_s + _MARGIN_S)
         return bool(done) and agent.gone.result() == 0
@@ -194,147 +196,129 @@ class AgentRunner:
         """End all agents and the runner, and wait for both. Bounded by the grace and some seconds."""
         self._closing = True
         async with self._lock:
-            connection = self._connection
-            if connection is None or connection.task is None:
+            life = self._life
+            if life is None or life.task is None:
                 return
             for agent in self._agents.values():
                 agent.kill_reason = agent.kill_reason or "the run ended"
-            if connection.writer.can_write_eof() and not connection.writer.is_closing():
-                connection.writer.write_eof()
-            done, _ = await asyncio.wait([connection.task], timeout=self.grace_s + _MARGIN_S)
+            await asyncio.wait([life.ready, life.task], return_when=asyncio.FIRST_COMPLETED)
+            if life.writer is not None and not life.writer.is_closing():
+                life.writer.write_eof()
+            done, _ = await asyncio.wait([life.task], timeout=self.grace_s + _MARGIN_S)
             if not done:
-                connection.process.kill()
-            await connection.task
-            self._connection = None
+                life.process.kill()
+            await life.task
+            self._life = None
 
     # -- one life of the runner -------------------------------------------------------------------------------------
 
-    async def _ensure(self) -> _Connection:
-        """The connection to a living runner. Waits for the clean-up after a dead one. Called under the lock."""
+    async def _ensure(self) -> _Life:
+        """A runner that lives. Waits for the clean-up after a dead one. Called under the lock."""
         if self._closing:
             raise RunStopped("the agent runner was closed")
-        current = self._connection
-        if current is not None and current.task is not None:
-            if not current.lost and current.process.poll() is None:
-                return current
-            await asyncio.wait([current.task])
-            self._connection = None
-        if self._losses_in_a_row >= self._max_losses:
-            raise RunStopped(
-                f"the process that owns the agents died {self._losses_in_a_row} times in a row; look for an "
-                f"out-of-memory killer or a process limit{self._log_hint()}"
-            )
-        return await self._spawn()
+        life = self._life
+        if life is not None and (life.lost or life.process.poll() is not None):
+            assert life.task is not None
+            await asyncio.wait([life.task])
+            life = self._life = None
+        if life is None:
+            if self._losses_in_a_row >= self._max_losses:
+                raise RunStopped(
+                    f"{self._name} died {self._losses_in_a_row} times in a row; look for an out-of-memory killer or a "
+                    f"process limit{self._log_hint()}"
+                )
+            life = self._life = self._launch()
+        # A caller that is cancelled here leaves the runner, which goes on starting, to the next caller.
+        if not await asyncio.shield(life.ready):
+            raise RunStopped(f"{self._name} did not start{self._log_hint()}")
+        return life
 
-    def _launch(self, control_fd: int) -> subprocess.Popen[bytes]:
-        with ExitStack() as stack:
-            log = stack.enter_context(self._log_path.open("ab")) if self._log_path else subprocess.DEVNULL
-            return subprocess.Popen(
-                runner_command(),
-                stdin=control_fd,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                cwd="/",
-                env=_runner_environment(),
-                start_new_session=True,
-            )
-
-    async def _spawn(self) -> _Connection:
+    def _launch(self) -> _Life:
+        """Start a runner. Nothing waits here: once there is a process, it has an owner."""
         ours, theirs = socket.socketpair()
         try:
-            process = self._launch(theirs.fileno())
+            with ExitStack() as stack:
+                log = stack.enter_context(self._log_path.open("ab")) if self._log_path else subprocess.DEVNULL
+                process = subprocess.Popen(
+                    child_command("runner", flags=("-I", "-S")),
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    cwd="/",
+                    env=_runner_environment(),
+                    start_new_session=True,
+                )
         except OSError as error:
             ours.close()
-            raise RunStopped(f"the process that owns the agents cannot be started: {error}") from error
+            raise RunStopped(f"{self._name} cannot be started: {error}") from error
         finally:
             theirs.close()
-        reader, writer = await asyncio.open_connection(sock=ours, limit=_MAX_LINE)
-        connection = _Connection(process=process, reader=reader, writer=writer)
-        hello: Line = {
-            "op": "hello",
-            "run_id": self.run_id,
-            "parent_pid": os.getpid(),
-            "shell": self._shell,
-            "grace_s": self.grace_s,
-            "sweep_s": self._sweep_s,
-        }
-        writer.write(encode(hello))
-        ready = asyncio.get_running_loop().create_future()
-        connection.task = asyncio.create_task(self._serve(connection, ready), name="agent-runner")
-        # Known before it is ready: a caller that is cancelled here leaves it to the next one.
-        self._connection = connection
-        done, _ = await asyncio.wait([ready], timeout=_READY_TIMEOUT_S)
-        if not done or not ready.result():
-            process.kill()
-            await asyncio.wait([connection.task])
-            raise RunStopped("the process that owns the agents did not start" + self._log_hint())
-        return connection
+        life = _Life(process)
+        life.task = asyncio.create_task(self._serve(life, ours), name="agent-runner")
+        return life
 
     def _log_hint(self) -> str:
         return f"; see {self._log_path}" if self._log_path else ""
 
-    async def _serve(self, connection: _Connection, ready: asyncio.Future[bool]) -> None:
+    async def _serve(self, life: _Life, ours: socket.socket) -> None:
         """Take the runner's reports until it ends, then settle what it left."""
+        reader, life.writer = await asyncio.open_connection(sock=ours)
+        life.send("hello", self.run_id, os.getpid(), float(self.grace_s), float(self._sweep_s))
+        too_late = asyncio.get_running_loop().call_later(_READY_TIMEOUT_S, life.process.kill)
         try:
-            while line := await _read_line(connection.reader):
-                message = decode(line)
-                if message["event"] == "ready":
-                    ready.set_result(True)
-                elif message["event"] == "closing":
-                    connection.lost = True
+            while (message := await read_message(reader)) is not None:
+                too_late.cancel()
+                if message[0] == "ready":
+                    life.ready.set_result(True)
+                elif message[0] == "closing":
+                    life.lost = True
                 else:
                     self._take(message)
         finally:
-            connection.lost = True
-            if not ready.done():
-                ready.set_result(False)
-            connection.writer.close()
-            await self._settle(connection)
+            life.lost = True
+            if not life.ready.done():
+                life.ready.set_result(False)
+            too_late.cancel()
+            life.writer.close()
+            await self._settle(life)
 
-    async def _settle(self, connection: _Connection) -> None:
+    async def _settle(self, life: _Life) -> None:
         clean = self._closing
         if not clean:
             self.num_losses += 1
             self._losses_in_a_row += 1
-            logger.warning("the process that owns the agents died; %d agents are lost", self.num_running)
+            logger.warning("%s died; %d of its processes are lost", self._name, self.num_running)
         for agent in self._agents.values():
             if not agent.exit.done():
                 lost = AgentExit(runner_lost=True, started=agent.started, kill_reason=agent.kill_reason)
                 agent.exit.set_result(lost)
         if not clean or self._agents:
-            result = await asyncio.to_thread(_bury, connection.process, self.run_id)
+            result = await asyncio.to_thread(_bury, life.process, self.run_id)
             for agent in list(self._agents.values()):
                 self._forget(agent, result)
         else:
-            await asyncio.to_thread(connection.process.wait)
+            await asyncio.to_thread(life.process.wait)
 
-    def _take(self, message: Line) -> None:
-        agent = self._agents.get(str(message["session"]))
+    def _take(self, message: Message) -> None:
+        agent = self._agents.get(str(message[1]))
         if agent is None:
             return
-        event = message["event"]
-        if event == "started":
-            agent.started = True
-        elif event == "start_failed":
-            agent.exit.set_result(AgentExit(started=False, error=str(message["error"])))
-        elif event == "exit":
-            code, signum, killed = message["code"], message["signal"], bool(message["killed"])
-            self._losses_in_a_row = 0
-            agent.exit.set_result(
-                AgentExit(
-                    exit_code=code if isinstance(code, int) else None,
-                    signal=signum if isinstance(signum, int) else None,
-                    killed=killed,
-                    kill_reason=(agent.kill_reason or "the runner was told to stop") if killed else None,
-                )
-            )
-        elif event == "gone":
-            survivors = message["survivors"]
-            self._forget(agent, survivors if isinstance(survivors, int) else 0)
+        match message:
+            case ("started", *_):
+                agent.started = True
+            case ("start_failed", _, str(error)):
+                agent.exit.set_result(AgentExit(started=False, error=error))
+            case ("exit", _, int() | None as code, int() | None as signum, bool(killed)):
+                self._losses_in_a_row = 0
+                reason = (agent.kill_reason or "the runner was told to stop") if killed else None
+                agent.exit.set_result(AgentExit(exit_code=code, signal=signum, killed=killed, kill_reason=reason))
+            case ("gone", _, int(survivors)):
+                self._forget(agent, survivors)
+            case _:
+                raise AssertionError(f"unknown message {message!r}")
 
     def _forget(self, agent: _Agent, survivors: int) -> None:
         if survivors:
-            self._survivors[agent.session_id] = survivors
             logger.warning("%d processes of session %s could not be ended", survivors, agent.session_id)
         agent.gone.set_result(survivors)
         del self._agents[agent.session_id]
@@ -342,27 +326,18 @@ class AgentRunner:
     # -- ending one agent -------------------------------------------------------------------------------------------
 
     def _request_kill(self, agent: _Agent, reason: str) -> None:
-        connection = self._connection
-        if agent.exit.done() or connection is None or connection.writer.is_closing():
+        life = self._life
+        if agent.exit.done() or life is None:
             return
         agent.kill_reason = agent.kill_reason or reason
-        connection.writer.write(encode({"op": "kill", "session": agent.session_id}))
-        asyncio.get_running_loop().call_later(self.grace_s + _MARGIN_S, self._give_up_runner, agent, connection)
+        life.send("kill", agent.session_id)
+        asyncio.get_running_loop().call_later(self.grace_s + _MARGIN_S, self._give_up_runner, agent, life)
 
-    def _give_up_runner(self, agent: _Agent, connection: _Connection) -> None:
+    def _give_up_runner(self, agent: _Agent, life: _Life) -> None:
         """A runner that did not end an agent long after it had to is stuck: treat it as lost."""
-        if not agent.exit.done() and connection.process.poll() is None:
-            logger.warning("the process that owns the agents does not answer; it is replaced")
-            connection.process.kill()
-
-
-def runner_command() -> list[str]:
-    """The runner without site-packages and user settings: `silva` is found by the folder of the running package."""
-    package_file = silva.__file__
-    assert package_file is not None
-    root = str(Path(package_file).resolve().parent.parent)
-    code = f"import sys; sys.path.append({root!r}); from silva.processes.runner import main; sys.exit(main())"
-    return [sys.executable, "-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}", "-c", code]
+        if not agent.exit.done() and life.process.poll() is None:
+            logger.warning("%s does not answer; it is replaced", self._name)
+            life.process.kill()
 
 
 def _runner_environment() -> dict[str, str]:
@@ -378,19 +353,3 @@ def _bury(process: subprocess.Popen[bytes], run_id: str) -> int:
         process.kill()
         process.wait()
     return sweep_run(run_id).num_left
-
-
-async def _read_line(reader: asyncio.StreamReader) -> bytes:
-    """One whole line, or b"" when the runner is gone."""
-    try:
-        line = await reader.readline()
-    except ConnectionError:
-        return b""
-    return line if line.endswith(b"\n") else b""
-
-
-def _signal_name(signum: int) -> str:
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"

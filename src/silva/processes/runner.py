@@ -1,8 +1,8 @@
 """The process that owns all agents: starts them, reports their ends, and leaves none behind.
 
-Contract. Consumes: `start` and `kill` lines of `protocol` on descriptor 0. Produces: one `exit` (or `start_failed`) and
-one `gone` a session. Woken by: a line, SIGCHLD, SIGTERM, the next sweep, and once a second to see whether the trainer
-still lives. It ends when the stream ends, the trainer dies or SIGTERM comes, after it ended every agent.
+Contract. Consumes: `start` and `kill` messages (see `frames`) on descriptor 0. Produces: one `exit` (or `start_failed`)
+and one `gone` per session. Woken by: a message, SIGCHLD, SIGTERM, the next sweep, and once a second to see whether the
+trainer still lives. It ends when the stream ends, the trainer dies or SIGTERM comes, after it ended every agent.
 
 A session is over when its launcher exits. That is reported at once; then the rest of its processes get TERM, after the
 grace KILL, in sweeps, until two sweeps in a row find none. The launcher stays an unreaped zombie until then, so that
@@ -18,12 +18,11 @@ import errno
 import os
 import select
 import signal
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from silva.processes import sweep
-from silva.processes.protocol import Line, LineBuffer, decode, encode
+from silva.processes.frames import FrameBuffer, Message, pack
 
 CONTROL_FD = 0
 _SHUTDOWN_GRACE_S = 2.0
@@ -35,7 +34,6 @@ _AFTERWATCH_S = 2.0
 """How long sweeps go on after the last session is gone: a fork that slipped through the listing is met then."""
 _SWEEP_SHARE = 10
 """Sweeps that cost t CPU seconds begin at least this many times t apart: at most a tenth of a core."""
-_LINES_A_ROUND = 16
 _IDLE_S = 1.0
 """How often the runner looks around when nothing wakes it."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -66,14 +64,12 @@ class Runner:
 
     def __init__(self) -> None:
         self._parent = os.getppid()
-        self._shell = "bash"
         self._grace_s = 5.0
         self._sweep_s = 0.25
         self._table = sweep.ProcTable("")
         self._sessions: dict[str, Session] = {}
         self._launchers: dict[int, str] = {}
-        self._lines = LineBuffer()
-        self._more_lines = False
+        self._frames = FrameBuffer()
         self._out = bytearray()
         self._can_write = True
         self._child_ended = False
@@ -108,7 +104,6 @@ class Runner:
 
     def _round(self) -> None:
         self._wait()
-        self._take_lines()
         if self._child_ended or time.monotonic() >= self._next_reap:
             self._reap()
         if self._term_asked or os.getppid() != self._parent:
@@ -126,7 +121,7 @@ class Runner:
         if wanted:
             poll.register(CONTROL_FD, wanted)
         timeout_s = _IDLE_S
-        if self._more_lines or self._child_ended:
+        if self._child_ended:
             timeout_s = 0.0
         elif self._sweeps_wanted():
             timeout_s = min(_IDLE_S, max(0.0, self._next_sweep - time.monotonic()))
@@ -144,57 +139,43 @@ class Runner:
             return
         except OSError:
             data = b""
-        if data:
-            self._lines.feed(data)
-            self._more_lines = True
-        else:
+        if not data:
             self._begin_shutdown()
+        for message in self._frames.feed(data):
+            if self._shutdown_until is None:
+                self._handle(message)
 
-    def _take_lines(self) -> None:
-        for _ in range(_LINES_A_ROUND):
-            if not self._more_lines or self._shutdown_until is not None:
-                return
-            line = self._lines.pop()
-            if line is None:
-                self._more_lines = False
-                return
-            self._handle(decode(line))
-
-    def _handle(self, message: Line) -> None:
-        op, session_id = message["op"], str(message.get("session", ""))
-        if op == "start":
-            self._start(session_id, message)
-        elif op == "kill":
-            session = self._sessions.get(session_id)
-            if session is not None and not session.exited:
-                session.killed = True
-                self._stop(session, self._grace_s)
-        elif op == "hello":
-            self._shell = str(message["shell"])
-            self._grace_s = float(str(message["grace_s"]))
-            self._sweep_s = float(str(message["sweep_s"]))
-            self._table = sweep.ProcTable(str(message["run_id"]), spare=(os.getpid(), self._parent))
-            if self._parent != message["parent_pid"]:
-                self._begin_shutdown()
-            self._send({"event": "ready", "pid": os.getpid()})
-        else:
-            raise AssertionError(f"unknown operation {op!r}")
+    def _handle(self, message: Message) -> None:
+        match message:
+            case ("start", str(session_id), list(argv), str(cwd), dict(env), str(log)):
+                self._start(session_id, argv, cwd=cwd, env=env, log=log)
+            case ("kill", str(session_id)):
+                session = self._sessions.get(session_id)
+                if session is not None and not session.exited:
+                    session.killed = True
+                    self._stop(session, self._grace_s)
+            case ("hello", str(run_id), int(parent_pid), float(grace_s), float(sweep_s)):
+                self._grace_s, self._sweep_s = grace_s, sweep_s
+                self._table = sweep.ProcTable(run_id, spare=(os.getpid(), self._parent))
+                if self._parent != parent_pid:
+                    self._begin_shutdown()
+                self._send("ready", os.getpid())
+            case _:
+                raise AssertionError(f"unknown message {message!r}")
 
     # -- one session ------------------------------------------------------------------------------------------------
 
-    def _start(self, session_id: str, message: Line) -> None:
-        env = message["env"]
-        assert isinstance(env, dict)
+    def _start(self, session_id: str, argv: list[str], *, cwd: str, env: Mapping[str, str], log: str) -> None:
         assert session_id not in self._sessions, f"session {session_id} runs already"
         try:
-            pid = spawn(self._shell, str(message["command"]), cwd=str(message["cwd"]), env=env, log=str(message["log"]))
+            pid = spawn(argv, cwd=cwd, env=env, log=log)
         except StartError as error:
-            self._send({"event": "start_failed", "session": session_id, "error": str(error)})
-            self._send({"event": "gone", "session": session_id, "survivors": 0})
+            self._send("start_failed", session_id, str(error))
+            self._send("gone", session_id, 0)
             return
         self._sessions[session_id] = Session(session_id, pid)
         self._launchers[pid] = session_id
-        self._send({"event": "started", "session": session_id, "pid": pid})
+        self._send("started", session_id, pid)
 
     def _stop(self, session: Session, grace_s: float) -> None:
         """TERM to the group now, to what left the group at the next sweep, KILL to both after the grace."""
@@ -219,15 +200,7 @@ class Runner:
 
     def _on_exit(self, session: Session, code: int | None, signum: int | None) -> None:
         session.exited = True
-        self._send(
-            {
-                "event": "exit",
-                "session": session.id,
-                "code": code,
-                "signal": signum,
-                "killed": session.killed,
-            }
-        )
+        self._send("exit", session.id, code, signum, session.killed)
         self._stop(session, self._grace_s)
 
     def _finish(self, session: Session, survivors: int) -> None:
@@ -236,7 +209,7 @@ class Runner:
         del self._sessions[session.id]
         del self._launchers[session.pid]
         self._sweep_until = time.monotonic() + _AFTERWATCH_S
-        self._send({"event": "gone", "session": session.id, "survivors": survivors})
+        self._send("gone", session.id, survivors)
 
     # -- sweeps -----------------------------------------------------------------------------------------------------
 
@@ -302,8 +275,7 @@ class Runner:
             session.killed = session.killed or not session.exited
             self._stop(session, grace_s)
         self._next_sweep = time.monotonic()
-        self._more_lines = False
-        self._send({"event": "closing"})
+        self._send("closing")
 
     def _done(self) -> bool:
         if self._shutdown_until is None:
@@ -312,8 +284,8 @@ class Runner:
 
     # -- small parts ------------------------------------------------------------------------------------------------
 
-    def _send(self, message: Line) -> None:
-        self._out += encode(message)
+    def _send(self, *message: object) -> None:
+        self._out += pack(*message)
         self._flush()
 
     def _flush(self) -> None:
@@ -334,8 +306,8 @@ class Runner:
         self._term_asked = True
 
 
-def spawn(shell: str, command: str, *, cwd: str, env: Mapping[str, str], log: str) -> int:
-    """Start `shell -c command` as leader of a Unix session of its own; returns its pid.
+def spawn(argv: list[str], *, cwd: str, env: Mapping[str, str], log: str) -> int:
+    """Start a program as leader of a Unix session of its own; returns its pid.
 
     Input is /dev/null; output and errors are appended to the file `log`. Nothing else is inherited but limits and
     umask. No Python code runs between fork and exec. Raises StartError.
@@ -343,13 +315,13 @@ def spawn(shell: str, command: str, *, cwd: str, env: Mapping[str, str], log: st
     try:
         log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except (OSError, ValueError) as error:
-        raise StartError(f"the agent's log {log!r} cannot be opened: {_why(error)}") from error
+        raise StartError(f"the log {log!r} cannot be opened: {_why(error)}") from error
     try:
         os.chdir(cwd)
     except (OSError, ValueError) as error:
         os.close(log_fd)
         raise StartError(
-            f"the agent's working directory {cwd!r} cannot be entered: {_why(error)}; check --agent-cwd"
+            f"the working directory {cwd!r} cannot be entered: {_why(error)}; check --agent-cwd"
         ) from error
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -358,31 +330,25 @@ def spawn(shell: str, command: str, *, cwd: str, env: Mapping[str, str], log: st
     ]
     try:
         return os.posix_spawnp(
-            shell,
-            [shell, "-c", command],
-            env,
-            file_actions=actions,
-            setsid=True,
-            setsigmask=(),
-            setsigdef=_DEFAULT_SIGNALS,
+            argv[0], argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_DEFAULT_SIGNALS
         )
     except (OSError, ValueError) as error:
-        raise StartError(describe_exec_error(error, shell=shell, command=command, env=env)) from error
+        raise StartError(describe_exec_error(error, argv, env)) from error
     finally:
         os.close(log_fd)
         os.chdir("/")
 
 
-def describe_exec_error(error: OSError | ValueError, *, shell: str, command: str, env: Mapping[str, str]) -> str:
-    """Why the system did not start the agent, and what to do about it."""
-    text = f"the agent cannot be started with {shell!r}: {_why(error)}"
+def describe_exec_error(error: OSError | ValueError, argv: Sequence[str], env: Mapping[str, str]) -> str:
+    """Why the system did not start the program, and what to do about it."""
+    text = f"it cannot be started with {argv[0]!r}: {_why(error)}"
     code = error.errno if isinstance(error, OSError) else None
     if code == errno.ENOENT:
         return f"{text}; install it or put its folder on PATH"
     if code == errno.E2BIG:
         size, name = max(((len(value), name) for name, value in env.items()), default=(0, ""))
         return (
-            f"{text}; the command holds {len(command)} characters and the largest variable, {name}, {size}: shorten "
+            f"{text}; the command has {len(argv[-1])} characters and the largest variable, {name}, {size}: shorten "
             f"them or start with a cleared environment (--agent-env-clear)"
         )
     if code in (errno.EAGAIN, errno.ENOMEM):
@@ -416,20 +382,9 @@ def _reap_pid(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-def become_subreaper() -> bool:
-    """Ask the kernel to hand every orphan of this process's tree to it. False where that does not exist."""
-    if not sweep.LINUX:
-        return False
-    import ctypes
+def main() -> None:
+    if sweep.LINUX:
+        import ctypes
 
-    return ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-
-
-def main() -> int:
-    become_subreaper()
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of this process's tree come to it
     Runner().run()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
