@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from silva.inference.sglang_wire import check_rid, decode_answer
 from silva.types.errors import EngineFault
 from silva.types.generation import LOGPROB_ROUNDING, LOWEST_LOGPROB
 
@@ -69,12 +70,8 @@ def read_texts(ids: Sequence[int], rid: str, body: bytes) -> list[str | None]:
 
 
 def _entries(ids: Sequence[int], start: int, rid: str, body: bytes) -> list[tuple[float | None, int, object]]:
-    try:
-        meta = _decoder.decode(body).meta_info
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EngineFault(f"its answer cannot be read: {error}") from error
-    if meta.id is not None and meta.id != rid:
-        raise EngineFault(f"it answered request {meta.id!r} where {rid!r} was asked")
+    meta = decode_answer(_decoder, body).meta_info
+    check_rid(meta.id, rid)
     if meta.finish_reason is not None and meta.finish_reason.type == "abort":
         raise EngineFault(f"it aborted the request: {meta.finish_reason.message}")
     if meta.prompt_tokens is not None and meta.prompt_tokens != len(ids):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import TypeVar
 
 import msgspec
 
@@ -16,6 +17,8 @@ from silva.types.generation import (
     VersionSpan,
     join_spans,
 )
+
+_T = TypeVar("_T")
 
 START_VERSION = "default"
 """What a server calls the weights that it was started with, unless it was told a name."""
@@ -104,10 +107,7 @@ def read_answer(request: GenerateRequest, rid: str, body: bytes, *, version: int
     Raises EngineFault with the reason where it is no JSON, has a field of a wrong type or length, answers another
     request, or read another prompt than was sent.
     """
-    try:
-        answer = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EngineFault(f"its answer cannot be read: {error}") from error
+    answer = decode_answer(_decoder, body)
     meta, ids = answer.meta_info, answer.output_ids
     _check_belongs(request, rid, meta)
     finish = _FINISHES.get(meta.finish_reason.type)
@@ -135,6 +135,20 @@ def read_answer(request: GenerateRequest, rid: str, body: bytes, *, version: int
         raise EngineFault(f"its answer breaks the contract: {error}") from error
 
 
+def decode_answer(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+    """The typed answer of a server. Raises EngineFault where it is not JSON of that shape."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EngineFault(f"its answer cannot be read: {error}") from error
+
+
+def check_rid(found: str | None, rid: str) -> None:
+    """Raise EngineFault where the answer names another request."""
+    if found is not None and found != rid:
+        raise EngineFault(f"it answered request {found!r} where {rid!r} was asked")
+
+
 def version_number(value: object) -> int:
     """The count that a server's weight version stands for. Raises EngineFault where it is no count."""
     if value is None or value == START_VERSION:
@@ -148,8 +162,7 @@ def version_number(value: object) -> int:
 
 
 def _check_belongs(request: GenerateRequest, rid: str, meta: _Meta) -> None:
-    if meta.id is not None and meta.id != rid:
-        raise EngineFault(f"it answered request {meta.id!r} where {rid!r} was asked")
+    check_rid(meta.id, rid)
     sent, read = len(request.input_ids), meta.prompt_tokens
     # An aborted request may never have been read; images take more places than their placeholders.
     if read and read != sent and not request.media:
