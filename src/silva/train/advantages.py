@@ -24,10 +24,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageConfig(ReturnOptions):
-    """`kind`: of the algorithm. `kl_coef` weighs the reward-side KL, `gamma` discounts, `lambd` is that of GAE."""
+    """How credit becomes advantages. `kl_coef` weighs the reward-side KL, `gamma` discounts, `lambd` is that of GAE."""
 
     kind: AdvantageKind = "credit"
+    """The way of the algorithm."""
     whiten: bool = False
+    """Whiten the advantages over all tokens of the global batch."""
 
     @property
     def shapes_reward(self) -> bool:
@@ -37,15 +39,14 @@ class AdvantageConfig(ReturnOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceNumbers:
-    """The trainable tokens of one context. `credit_N` is the credit of each token's response, put in at the last token.
-
-    `kl_N` is k1 = old - reference of each token, `values_N` the critic's value of the state before it; None where there
-    is no such thing.
-    """
+    """The numbers of the trainable tokens of one context."""
 
     credit_N: Floats
+    """The credit of each token's response, which arrives with the last token, [N]."""
     kl_N: Floats | None = None
+    """k1 = old - reference of each token, [N]; None without a reward-side KL."""
     values_N: Floats | None = None
+    """The critic's value of the state before each token, [N]; None without a critic."""
 
 
 def discounted_sums(rewards_N: Floats, discount: float) -> Floats:
@@ -108,14 +109,14 @@ def _shaping(numbers: SequenceNumbers, config: AdvantageConfig) -> Floats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenAdvantages:
-    """One array a sample, of its length [T], 0 where nothing is trained. `returns`: what a critic learns, if any.
-
-    `mean_kl` is the mean of k1 = old - reference over all trainable tokens, where it is part of the rewards.
-    """
+    """The advantages of a global batch."""
 
     advantages: PerSample
+    """One array [T] per sample, 0 where nothing is trained."""
     returns: PerSample | None = None
+    """What a critic learns, likewise; None without a critic."""
     mean_kl: float | None = None
+    """Mean of k1 = old - reference over all trainable tokens; None where no KL is part of the rewards."""
 
 
 def token_advantages(

@@ -1,4 +1,4 @@
-"""The algorithms by name, as plain data: which credit, which advantages, which loss, and the options that each heeds.
+"""The algorithms by name, as plain data: which credit, which advantages, which loss, and which options each uses.
 
 A new one is a file with its formula (under `credit/` or `train/losses/`) and a row here; options, start-up checks, help
 and the trainer read the rest from the row. This module does not import torch, so losses are named by their place.
@@ -32,20 +32,25 @@ CRITIC = frozenset({"lambd", "critic_lr", "value_clip", "num_critic_only_steps"}
 class Algorithm:
     """One value of --advantage-estimator.
 
-    credit: gives the sessions of a group their credit. compares: it measures them against each other, so that a group
-    of one teaches nothing. loss: "module:function" of a PolicyLoss. ratio: that loss heeds the old policy. whitens:
-    advantages are whitened over the global batch whatever --normalize-advantages says. options: those that this
-    algorithm heeds of `SPECIAL_OPTIONS`; the others are refused with it.
+    Example: `Algorithm(name="maxrl", credit=relative_to_mean)`
     """
 
     name: str
+    """The value of the option."""
     credit: CreditFunction
+    """Gives the sessions of a group their credit."""
     loss: str = "silva.train.losses.ppo_clip:ppo_clip"
+    """The policy loss, as "module:function"."""
     advantages: AdvantageKind = "credit"
+    """How credit becomes advantages."""
     compares: bool = True
+    """Credit compares the sessions of a group, so a group of one teaches nothing."""
     whitens: bool = False
+    """Advantages are whitened over the global batch, whatever --normalize-advantages is."""
     ratio: bool = True
+    """The loss uses the ratio to the old policy."""
     options: frozenset[str] = DUAL_CLIP
+    """The `SPECIAL_OPTIONS` that this algorithm uses; the others are refused with it."""
 
     def policy_loss(self) -> PolicyLoss:
         """The loss function; imports torch."""
@@ -88,7 +93,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 SPECIAL_OPTIONS: frozenset[str] = frozenset().union(*(row.options for row in ALGORITHMS.values()))
-"""Options that not every algorithm heeds."""
+"""Options that only some algorithms use."""
 
 
 def credit_function(algorithm: Algorithm, *, std_normalization: bool = True) -> CreditFunction:

@@ -116,7 +116,7 @@ def _refuse_unsupported(
 def packed_mask(
     *args: object, attention_mask: torch.Tensor | None = None, use_vmap: bool = False, **kwargs: object
 ) -> None:
-    """Stands where transformers would build a mask: there is none, and what only a mask could express is refused."""
+    """Takes the place of transformers' mask builder: there is no mask, and what only a mask could express is refused."""
     if attention_mask is not None and not bool(attention_mask.all()):
         raise ValueError("packed attention takes no padding: pack the documents into one row instead")
     if use_vmap:
@@ -165,7 +165,7 @@ def _run_packed(
 
 
 def check_packed_attention(model: PreTrainedModel) -> None:
-    """Prove on a few tokens that packed documents give the logits that they give alone, whatever stands before them.
+    """Prove on a few tokens that packed documents give the same logits as alone, whatever precedes them in the row.
 
     Raises ConfigError for an architecture that keeps its own attention code, carries state from token to token
     (recurrent layers), or needs something that packed attention does not compute.

@@ -27,7 +27,9 @@ class RowCost:
     """
 
     linear: float = 24576.0
+    """Cost per token."""
     quadratic: float = 1.0
+    """Cost per squared token of a sample."""
 
     def of_samples(self, lengths: Sequence[int]) -> NDArray[np.float64]:
         """The share of each sample: [N]."""
@@ -37,13 +39,15 @@ class RowCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """`ranks[r][k]` are the samples (indices, ascending) of the k-th row of rank r; `too_long` fit in no row.
+    """Which samples share a row, and which rank computes it. All ranks have the same number of rows.
 
-    All ranks have the same number of rows. A row is empty only where there are fewer samples than rows.
+    Example: lengths 5, 3, 2 under 6 tokens give `Plan(ranks=(((0,), (1, 2)),), too_long=())`
     """
 
     ranks: tuple[tuple[tuple[int, ...], ...], ...]
+    """`ranks[r][k]`: the samples (indices, ascending) of row k of rank r; empty only with fewer samples than rows."""
     too_long: tuple[int, ...]
+    """Samples that fit in no row."""
 
     @property
     def num_rows(self) -> int:
@@ -99,7 +103,7 @@ def _first_fit_decreasing(lengths: Sequence[int], max_tokens: int) -> list[Bin]:
 
 
 def _split_costliest(bins: list[Bin], costs: Sequence[float], num_more: int) -> None:
-    """Add `num_more` bins, each by halving the cost of the costliest that holds two samples; empty ones at worst."""
+    """Add `num_more` bins, each by halving the cost of the costliest bin with two samples or more; empty bins where there is none."""
     for _ in range(num_more):
         divisible = [k for k, samples in enumerate(bins) if len(samples) > 1]
         if not divisible:

@@ -47,12 +47,12 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checkpoint_dir(root: Path, step: int) -> Path:
-    """Where the checkpoint of `step` stands under `root`."""
+    """The folder of the checkpoint of `step` under `root`."""
     return root / f"step_{step:06d}"
 
 
 def write_checkpoint(target: Path, write_files: Callable[[Path], None], *, step: int, extra: dict[str, object]) -> None:
-    """Make `target` a whole checkpoint that holds what `write_files(folder)` puts into an empty folder.
+    """Make `target` a whole checkpoint of what `write_files(folder)` puts into an empty folder.
 
     `extra` (JSON values) comes back from `read_state`. An older checkpoint at `target` is replaced. When this is
     interrupted at any point, `latest_checkpoint` still finds the newest whole checkpoint.
@@ -70,7 +70,7 @@ def write_checkpoint(target: Path, write_files: Callable[[Path], None], *, step:
 def write_model_folder(target: Path, write_files: Callable[[Path], None]) -> None:
     """Make `target` hold the Hugging Face model that `write_files(folder)` puts into an empty folder.
 
-    A new or empty `target` appears in one step. In a folder that holds something already, the files of the same names
+    A new or empty `target` appears in one step. In a folder that is not empty, the files of the same names
     and older safetensors weights are replaced one by one and all else stays. Raises SilvaError if `target` is a file.
     """
     if target.exists() and not target.is_dir():
@@ -126,8 +126,8 @@ def prune_checkpoints(root: Path, keep: int = 2) -> list[Path]:
     """Remove all but the `keep` newest whole checkpoints under `root`; returns what was removed.
 
     What interrupted saves left behind goes too, so call it only when nothing is being saved under `root`. A kept one
-    that such a save had set aside gets its own name back. A damaged `step_` folder counts for nothing and stays: it is
-    not of our making.
+    that such a save had set aside gets its own name back. A damaged `step_` folder does not count and is not removed: we did
+    not make it.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
@@ -152,7 +152,7 @@ def prune_checkpoints(root: Path, keep: int = 2) -> list[Path]:
 
 
 def copy_side_files(source: Path, folder: Path) -> None:
-    """Copy what a model directory holds beside weights and config (tokenizer, templates, processor) into `folder`.
+    """Copy what a model directory contains beside weights and config (tokenizer, templates, processor) into `folder`.
 
     Files already in `folder` stay. The copies are equal byte for byte.
     """
@@ -206,7 +206,7 @@ def _merge_model(source: Path, target: Path) -> None:
 def _put_in_place(temporary: Path, target: Path) -> None:
     old = target.parent / f".old-{target.name}"
     if target.exists() and is_complete(old) and not is_complete(target):
-        shutil.rmtree(target)  # damaged: the one set aside is all there is until the new one stands
+        shutil.rmtree(target)  # damaged: until the new one is in place, the one set aside is all there is
     elif target.exists():
         # a folder cannot be renamed over a full one: between these two renames the old one counts
         shutil.rmtree(old, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The critic: a value model that learns beside the policy what the states before its tokens are worth.
+"""The critic: a value model that learns, beside the policy, the value of the state before each token.
 
 It is the decoder of the start model, with weights of its own, under a linear head to one number. The value of a
 trainable token is read where that token is predicted, so it knows what came before it and nothing else. The head starts
@@ -84,7 +84,7 @@ class ValueTrainer(ModelTrainer[CriticConfig]):
         super().__init__(Path(hf_dir), config, self.model)
 
     def compute_values(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
-        """The value of the state before each token, one array a sample, of its length; 0.0 where the mask is 0."""
+        """The value of the state before each token, one array [T] per sample; 0.0 where the mask is 0."""
         self._check_ids(samples)
         return compute_in_rows(samples, self.config, self._forward)
 
@@ -160,7 +160,7 @@ class ValueTrainer(ModelTrainer[CriticConfig]):
         token_ids_T, predict_N, _ = row_tensors(row, self.config)
         with self.config.autocast():
             states_TH = self.model.states(token_ids_T, row.document_lengths)
-        # the head stays out of it: eight bits would make steps of the values
+        # the head stays out of autocast: eight bits of mantissa would round the values to steps
         return self.model.values(states_TH[predict_N])
 
     def _check_ids(self, samples: Sequence[TrainingSample]) -> None:
@@ -168,7 +168,7 @@ class ValueTrainer(ModelTrainer[CriticConfig]):
 
 
 def _compared(batch: PackedBatch, old_values: PerSample, returns: PerSample) -> dict[str, float]:
-    """How well the old values foretold the returns, over all trainable tokens alike."""
+    """How well the old values predicted the returns, over all trainable tokens alike."""
     values_N, returns_N = (
         np.concatenate([row.gather(numbers) for row in batch.rows]) for numbers in (old_values, returns)
     )

@@ -1,4 +1,4 @@
-"""Importance weights by a function of the user, in place of the band of TIS."""
+"""Importance weights by a user function, in place of the band of TIS."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from silva.types.rollout import TrainingSample
 log = logging.getLogger("silva.train")
 
 TIS_PARAMS = ("args", "old_logprobs", "rollout_logprobs")
-"""What the function is given, by the names that an error tells."""
+"""The function's parameters, as an error names them."""
 MAX_WEIGHT = 1e9
-"""Above every ratio (their logs are clamped to 20), and far enough below what float32 holds."""
+"""Above every ratio (their logs are clamped to 20), and far enough below the largest float32."""
 _AT_ONCE = 64
 
 
 class _WrongWeights(SilvaError):
-    """What the function returned are no weights; the text says why."""
+    """The function returned something that is not weights; the text says why."""
 
 
 class CustomTis:
-    """Asks a function of the user once a sequence (a context), with its trainable tokens alone.
+    """Calls a user function once per sequence (a context), with its trainable tokens alone.
 
-    `failed` are the errors by which the function tells that it gave no value. A sequence without usable weights has
-    weight 0 throughout and is named in the log; where that befalls all of a step, RunStopped. Other errors pass.
+    `failed` is the error of a function that gave no value. A sequence without usable weights has weight 0 throughout
+    and is named in the log; if that happens to all sequences of a step, RunStopped is raised. Other errors pass.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CustomTis:
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def __call__(self, samples: Sequence[TrainingSample], old: PerSample, masks: Masks) -> TokenWeights:
-        """Weights from the log-probs `old` under the old policy, one array a sample."""
+        """Weights from the log-probs `old` under the old policy, one array [T] per sample."""
         weights = [np.zeros(len(sample.token_ids)) for sample in samples]
         masks_T = trainable_masks(samples, masks)
         asked = [i for i, mask_T in enumerate(masks_T) if mask_T.any()]
@@ -90,7 +90,7 @@ class CustomTis:
 
 
 def read_weights(value: object, num_tokens: int) -> NDArray[np.float64]:
-    """One finite number from 0 to 1e9 a trainable token. Raises SilvaError that says what is wrong."""
+    """One finite number from 0 to 1e9 for each trainable token. Raises SilvaError that says what is wrong."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise _WrongWeights(f"returned {reprlib.repr(value)}; it must be a list of {num_tokens} numbers")
     if len(value) != num_tokens:

@@ -74,7 +74,7 @@ class TorchThread:
 class LocalScorer:
     """A model of this process as a Scorer.
 
-    Samples of more than `max_len` tokens (None: of any length) are left out: NaN. `name` is for messages.
+    Samples of more than `max_len` tokens (None: no limit) get NaN. `name` is for messages.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Learner:
         if config.objective.rollout_as_old:
             old = [np.asarray(sample.logprobs, dtype=np.float64) for sample in samples]
         elif len(parts) > 1 or config.advantages.kl_coef or self._weigh_tokens is not None:
-            # a lone step without need of them beforehand takes those of its own forward pass
+            # a single step that does not need them beforehand takes those of its own forward pass
             old = await _in_parts(samples, parts, LocalScorer(self.policy, self._thread))
         reference = None if self._reference is None else await _in_parts(samples, parts, self._reference)
         teacher: PerSample | None = None
@@ -260,7 +260,7 @@ class Learner:
     async def load(self, folder: Path) -> CheckpointState:
         """Continue from a checkpoint, at its weight version; returns its state.
 
-        Raises ConfigError where it lacks a critic, or where a folder beside the policy holds another model than then.
+        Raises ConfigError where it lacks a critic, or where a folder beside the policy now contains another model.
         """
         if self._critic is not None and not (folder / CRITIC_FOLDER).is_dir():
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The loss of a packed row: policy loss, corrections, then the terms that stand beside it, in that order.
+"""The loss of a packed row: the policy loss, its corrections, then the side terms, in that order.
 
 policy loss of each token -> times TIS weights, 0 where OPSM or TIS leave it out
 + kl_coef * KL to the reference - entropy_coef * entropy + opd_coef * distillation
@@ -36,17 +36,20 @@ def batch_values(totals: dict[str, float], num_trainable: int) -> dict[str, floa
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig(TermOptions):
-    """What is minimised. A term with coefficient 0, or None, is not computed.
-
-    `rollout_as_old`: the recorded log-probs stand for the old policy. `opsm_delta` None: no sequence is masked.
-    """
+    """What is minimised. A term with coefficient 0, or None, is not computed."""
 
     policy_loss: PolicyLoss = ppo_clip
+    """The loss of each token from its ratio and advantage."""
     clip: ClipOptions = field(default_factory=ClipOptions)
+    """The clip range of the ratio."""
     rollout_as_old: bool = False
+    """Use the recorded log-probs as those of the old policy."""
     tis: TisOptions | None = None
+    """Truncated importance sampling; None is off, or a user function gives the weights."""
     opsm_delta: float | None = None
+    """Off-policy sequence masking above this gap in mean log-prob; None masks no sequence."""
     kl: KlOptions | None = None
+    """The KL to the reference model; None measures none."""
 
     @property
     def has_side_terms(self) -> bool:
@@ -56,23 +59,30 @@ class ObjectiveConfig(TermOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowTokens:
-    """The trainable tokens of a row as tensors [N]. `new_N` and `entropy_N` carry the gradient.
-
-    `old_N` None: the old policy is the one in training. `credits_N` is the credit of each token's context.
-    `teacher_N` is not finite where the teacher scored nothing.
-    """
+    """The trainable tokens of a row as tensors, all [N]."""
 
     new_N: torch.Tensor
+    """Log-probs under the policy in training, with their gradient."""
     entropy_N: torch.Tensor
+    """Entropy of the policy at each token, with its gradient."""
     rollout_N: torch.Tensor
+    """Log-probs that the engine recorded."""
     advantages_N: torch.Tensor
+    """Advantage of each token."""
     credits_N: torch.Tensor
+    """Credit of each token's context."""
     weights_N: torch.Tensor
+    """Share of each token in the loss of the global batch."""
     sequence_N: torch.Tensor
+    """Number of each token's sample within the row."""
     old_N: torch.Tensor | None = None
+    """Log-probs under the old policy; None: the policy in training is the old one."""
     reference_N: torch.Tensor | None = None
+    """Log-probs under the reference model; None without one."""
     teacher_N: torch.Tensor | None = None
+    """Log-probs under the teacher, not finite where it scored nothing; None without one."""
     tis_weights_N: torch.Tensor | None = None
+    """Weights by a user function; None without one."""
 
 
 def row_loss(tokens: RowTokens, config: ObjectiveConfig) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -45,7 +45,7 @@ ConfigT = TypeVar("ConfigT", bound=UpdateConfig)
 
 
 class ModelTrainer(Generic[ConfigT]):
-    """A model under AdamW: a global batch in rows, one guarded step, and what a checkpoint holds of the optimizer.
+    """A model under AdamW: a global batch in rows, one guarded step, and the optimizer's part of a checkpoint.
 
     The policy and the critic are two of these. Raises ConfigError for a learning rate or weight decay that is negative
     or not finite.

@@ -57,7 +57,7 @@ class ComputeConfig(ModelOptions, SamplingOptions, RowOptions):
 
 @functools.cache
 def _default_device() -> str:
-    # asked for every row, and the driver is slow to answer
+    # read for every row, and the driver is slow to answer
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -65,7 +65,7 @@ class PackedModel:
     """The model of a directory, in float32 with packed attention, and its log-probs of sampled tokens.
 
     Raises ConfigError when the directory cannot be loaded, lacks weights, or holds a model that cannot compute packed
-    rows. `role` says in errors which model it is.
+    rows. `role` names the model in errors.
     """
 
     def __init__(self, hf_dir: str | Path, config: ComputeConfig, *, role: str = "model", frozen: bool = False):
@@ -84,7 +84,7 @@ class PackedModel:
         return logits_NV, targets_N
 
     def compute_logprobs(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
-        """Log-probs under the current weights, one array a sample, of its length; 0.0 where the mask is 0."""
+        """Log-probs under the current weights, one array [T] per sample; 0.0 where the mask is 0."""
 
         def logprobs(row: PackedRow) -> torch.Tensor:
             logits_NV, targets_N = self.forward(row)
@@ -109,7 +109,7 @@ def row_tensors(row: PackedRow, config: ComputeConfig) -> tuple[torch.Tensor, to
 def compute_in_rows(
     samples: Sequence[TrainingSample], config: ComputeConfig, compute: Callable[[PackedRow], torch.Tensor]
 ) -> list[NDArray[np.float32]]:
-    """A number [N] of each row's trainable tokens, without gradient, as one array a sample, 0.0 at its other tokens."""
+    """A number [N] of each row's trainable tokens, without gradient, as one array [T] per sample, 0.0 at its other tokens."""
     config.enter_thread()
     packed = pack_batch(samples, micro_batch_size=config.micro_batch_size, max_tokens=config.max_tokens_per_gpu)
     out = [np.zeros(len(sample.token_ids), dtype=np.float32) for sample in samples]

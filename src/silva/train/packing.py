@@ -25,21 +25,36 @@ from silva.types.rollout import TrainingSample
 class PackedRow:
     """Documents that go through the model in one forward pass.
 
-    `_T` runs over all tokens of the row, `_N` over its trainable tokens in row order. The logits at `predict_N[n]`
-    predict `targets_N[n]`; `owners_N[n]` is the index of its sample in the batch, `places_N[n]` its place there,
-    `credits_N[n]` the credit of that sample.
+    `_T` runs over all tokens of the row, `_N` over its trainable tokens in row order.
+
+    Example: two samples of 3 and 4 tokens whose last two tokens are trained
+
+        token_ids_T       7 8 9 | 7 8 9 5       document_lengths (3, 4)
+        predict_N           0 1     4 5         the logits there predict
+        targets_N           8 9     9 5
+        owners_N            0 0     1 1         places_N  1 2  2 3
     """
 
     token_ids_T: NDArray[np.int64]
+    """The ids of all documents, one after the other."""
     document_lengths: tuple[int, ...]
+    """Tokens of each document."""
     predict_N: NDArray[np.int64]
+    """The position in the row whose logits predict the token."""
     targets_N: NDArray[np.int64]
+    """The id of the token."""
     owners_N: NDArray[np.int64]
+    """The index of its sample in the batch."""
     places_N: NDArray[np.int64]
+    """Its position in that sample."""
     rollout_logprobs_N: NDArray[np.float64]
+    """Its log-prob as the engine recorded it."""
     advantages_N: NDArray[np.float64]
+    """Its advantage."""
     credits_N: NDArray[np.float64]
+    """The credit of its sample."""
     weights_N: NDArray[np.float64]
+    """Its share in the loss of the global batch."""
 
     def __post_init__(self) -> None:
         num_tokens = len(self.token_ids_T)
@@ -68,7 +83,7 @@ class PackedRow:
         return np.unique(self.owners_N, return_inverse=True)[1].astype(np.int64)
 
     def gather(self, values: PerSample) -> NDArray[np.float64]:
-        """What per-sample arrays (one a sample of the batch, of its length) hold for the trainable tokens: [N]."""
+        """What per-sample arrays (one [T] per sample of the batch) contain for the trainable tokens: [N]."""
         out_N = np.empty(self.num_trainable, dtype=np.float64)
         for owner in np.unique(self.owners_N):
             mine_N = self.owners_N == owner
@@ -84,16 +99,18 @@ class PackedRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedBatch:
-    """The rows of one optimizer step. Samples without a trainable token are in no row and not counted as samples.
-
-    `num_sessions` counts all logical sessions, `num_empty_sessions` those of them without a trainable token.
-    """
+    """The rows of one optimizer step. Samples without a trainable token are in no row."""
 
     rows: tuple[PackedRow, ...]
+    """One forward pass each."""
     num_samples: int
+    """Samples with a trainable token."""
     num_sessions: int
+    """All logical sessions."""
     num_empty_sessions: int
+    """Sessions among them without a trainable token."""
     num_trainable: int
+    """Trainable tokens."""
 
 
 def pack_batch(
@@ -109,7 +126,7 @@ def pack_batch(
     """Pack one global batch: in rows of `micro_batch_size` samples, in the order given, or with `max_tokens` in rows of
     as many samples as fit into that many tokens.
 
-    `loss_masks` (one a sample, of its length) stands in for the samples' own masks where tokens are to be left out, and
+    `loss_masks` (one [T] per sample) replaces the samples' own masks where tokens are to be left out, and
     `advantages` for the credits of their responses.
     `max_response_len` (tokens) is needed by the reduction seq_mean_token_sum_norm. Raises ConfigError for an impossible
     setting and SilvaError for a sample that cannot be trained, naming its session; one above `max_tokens` is such
@@ -165,7 +182,7 @@ def leave_out_too_long(
     """The samples that rows of `max_tokens` tokens can hold, and those left out, which no denominator counts.
 
     A context without a trainable token needs no row, so it stays whatever its length; but where nothing else is left of
-    a session that lost a sample, the session takes no part at all.
+    a session that lost a sample, the whole session is left out.
     """
     too_long = [sample for sample in samples if len(sample.token_ids) > max_tokens and any(sample.loss_mask)]
     if not too_long:
@@ -213,7 +230,7 @@ def _token_weight(
 def trainable_masks(samples: Sequence[TrainingSample], loss_masks: Masks | None) -> list[NDArray[np.bool_]]:
     """The mask of each sample as bools [T], after the checks that its training relies on.
 
-    `loss_masks` stands in for the samples' own. Raises SilvaError for a sample that cannot be trained.
+    `loss_masks` replaces the samples' own. Raises SilvaError for a sample that cannot be trained.
     """
     if loss_masks is None:
         loss_masks = [sample.loss_mask for sample in samples]

@@ -62,7 +62,7 @@ class PolicyTrainer(ModelTrainer[PolicyConfig]):
 
         `signals` are what the objective asks for. Without `old` among them the log-probs of this very forward pass are
         those of the old policy, which is right for the first step on this data. `advantages` are made here
-        where they are not given. `loss_masks` stands in for the samples' masks,
+        where they are not given. `loss_masks` replaces the samples' masks,
         `lr` for that of the config. With `measure_only` there is no update, only its metrics. A batch without a
         trainable token, one of which OPSM or TIS left nothing, or with a loss or gradient that is not finite, changes
         nothing and is counted by reason.
@@ -91,7 +91,7 @@ class PolicyTrainer(ModelTrainer[PolicyConfig]):
         return self._finish(batch, values, self._take(values["loss"], values["grad_norm"], refusal))
 
     def compute_logprobs(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
-        """Log-probs under the current weights, one array a sample, of its length; 0.0 where the mask is 0."""
+        """Log-probs under the current weights, one array [T] per sample; 0.0 where the mask is 0."""
         return self._packed.compute_logprobs(samples)
 
     def state_dict_for_engine(self) -> dict[str, torch.Tensor]:
@@ -133,7 +133,7 @@ class PolicyTrainer(ModelTrainer[PolicyConfig]):
     def save_hf(self, folder: str | Path) -> None:
         """Write the weights (float32) with the tokenizer files of the start model as a Hugging Face directory.
 
-        Other files that `folder` holds stay. Raises SilvaError if it is a file.
+        Other files in `folder` stay. Raises SilvaError if it is a file.
         """
         self.config.enter_thread()
         write_model_folder(Path(folder), self._write_hf)

@@ -12,15 +12,19 @@ from silva.types.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """`warmup` rollout steps of a straight rise to the full rate, then that for good, or half a cosine down to `floor`.
+    """A linear warm-up to the full rate, then that rate for good, or half a cosine down to `floor`.
 
-    `floor` is a share of the full rate. `total`: rollout steps of the whole run, which only the cosine needs.
+    Example: `Schedule(kind="cosine", warmup=10, total=100, floor=0.1).scale(55)` is about 0.55
     """
 
     kind: ScheduleKind = "constant"
+    """What follows the warm-up."""
     warmup: int = 0
+    """Rollout steps of the warm-up."""
     total: int | None = None
+    """Rollout steps of the whole run; only the cosine needs it."""
     floor: float = 0.0
+    """The lowest rate of the cosine, as a share of the full rate."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(ScheduleKind):

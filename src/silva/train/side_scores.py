@@ -1,6 +1,6 @@
-"""Scores of models that stand beside the policy: what of them can be used, and what is left out and counted.
+"""Scores of the reference model and the teacher: which can be used, and what is left out and counted.
 
-A score that is no number must not reach a loss. A sample with one in the reference is not trained, one with one in the
+A score that is not finite must not reach a loss. A sample with one in the reference is not trained, one with one in the
 teacher loses its distillation term alone; both are named in the log.
 """
 
@@ -19,7 +19,7 @@ log = logging.getLogger("silva.train")
 
 
 def is_scored(mask: Sequence[int], scores_T: NDArray[np.floating]) -> bool:
-    """All tokens that the mask leaves have a finite score."""
+    """Every token that the mask keeps has a finite score."""
     return bool(np.isfinite(scores_T[np.asarray(mask) != 0]).all())
 
 
@@ -48,7 +48,7 @@ def masks_of_scored(samples: Sequence[TrainingSample], reference: PerSample, mas
 
 
 def whole_or_none(samples: Sequence[TrainingSample], teacher: PerSample) -> PerSample:
-    """The teacher's scores, NaN all over a sample that has one which is no number."""
+    """The teacher's scores, NaN all over a sample that has a score which is not finite."""
     out: list[NDArray[np.floating]] = []
     for sample, scores_T in zip(samples, teacher, strict=True):
         scored = is_scored(sample.loss_mask, scores_T)
