@@ -13,8 +13,8 @@ import uvloop
 def run_async(main: Callable[[], Coroutine[object, object, object]]) -> int:
     """Run to the end, or until INT or TERM cancels it; returns the exit status: 0 where `main` returns no number.
 
-    The first signal ends the run in order. Later ones change nothing: to cut the clean-up short would leave sessions
-    without an end on record.
+    The first signal ends the run in order. Later ones change nothing: a clean-up that is cut short would leave
+    sessions without an end in the ledger.
     """
     stopped_by: list[signal.Signals] = []
 

@@ -18,7 +18,7 @@ COMMANDS = {
     "rollout": "Run agents and write their samples, without training.",
     "serve": "Serve the model API and an engine alone.",
     "show": "Print a run, or one session of it.",
-    "explain": "Tell why the requests of a session left its known history.",
+    "explain": "Show why requests of a session left its known history.",
     "reexport": "Build the samples of a run anew, under other export, reward or credit options, without agents.",
     "check": "Check options, dataset, chat template and agent command before a run.",
 }
@@ -46,12 +46,12 @@ def build_parser() -> argparse.ArgumentParser:
         if name == "reexport":
             _add_reexport(sub)
         if name == "train":
-            sub.add_argument("--resume", metavar="RUN_DIR", help="Go on with a stopped run, under its own options.")
+            sub.add_argument("--resume", metavar="RUN_DIR", help="Continue a stopped run, under its own options.")
         if name == "serve":
             sub.add_argument(
                 "--open-sessions",
                 action="store_true",
-                help="Let any bearer key open a session of that id (loopback addresses only).",
+                help="Let any bearer key open a session with that id (loopback addresses only).",
             )
             sub.add_argument(
                 "--record",
@@ -81,19 +81,19 @@ def _add_show(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_reexport(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("recorded", metavar="RUN_DIR", help="Folder of a run, live or finished; its options hold here.")
+    sub.add_argument("recorded", metavar="RUN_DIR", help="Folder of a run, live or finished; its options apply here.")
     sub.add_argument(
         "--out",
         metavar="FILE",
         help="File for each rollout's samples; {rollout_id} in the path stands for the step (default: "
         "RUN_DIR/reexport/{rollout_id}.jsonl).",
     )
-    sub.add_argument("--force", action="store_true", help="Write over files that exist.")
+    sub.add_argument("--force", action="store_true", help="Overwrite files that exist.")
     sub.add_argument("--json", action="store_true", help="The summary as one JSON document.")
 
 
 def _unknown(args: argparse.Namespace, words: Sequence[str]) -> str:
-    """What to say of words that the command does not know: the first of them, with a close option."""
+    """The error for words that the command does not know: the first of them, with a close option."""
     if not words[0].startswith("-"):
         return f"{words[0]!r} belongs to no option (silva {args.command} --help lists all)"
     names = [flag_of(name) for name in vars(args)]

@@ -1,4 +1,4 @@
-"""The Engine line: everything behind it samples tokens, nothing before it does."""
+"""The Engine line: everything behind it samples tokens, nothing in front of it does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from silva.types.generation import EngineUsage, GenerateRequest, GenerateResult
 from silva.types.weights import WeightSource
 
 ImageSupport = Literal["none", "placed", "any"]
-"""none: text only; placed: images for which the chat template has a place; any: also others, which stand as a word."""
+"""none: text only; placed: images for which the chat template has a place; any: also others, shown as a word."""
 
 
 class Engine(Protocol):

@@ -39,24 +39,28 @@ def position_key(base: int, position: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How one row samples: its noise key, and the request's temperature, top_p and top_k (-1: off)."""
+    """How one row samples."""
 
     key: int
+    """The noise key of its position, a signed 64-bit number."""
     temperature: float
+    """0 is argmax."""
     top_p: float
+    """1 is off."""
     top_k: int
+    """-1 is off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One entry a row. `logprobs` are under softmax(logits / T) before the filters (T = 1 for temperature 0);
-    `kept_mass` is the probability under the same softmax that the filters left in play. A row whose logits are not
-    finite has a log-prob that is not finite.
-    """
+    """One entry per row. A row whose logits are not finite has a log-prob that is not finite."""
 
     ids: list[int]
+    """The sampled ids."""
     logprobs: list[float]
+    """Their log-probs under softmax(logits / T) before the filters (T = 1 for temperature 0)."""
     kept_mass: list[float]
+    """The probability under the same softmax that the filters kept."""
 
 
 def sample(logits: Tensor, rows: Sequence[RowSampling]) -> Sampled:

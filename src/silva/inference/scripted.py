@@ -32,27 +32,35 @@ MAX_SHOWN_ERRORS = 10
 
 
 class ScriptLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One answer. `text` is encoded as the model would have sampled it; `ids` are taken as they are.
+    """One answer of a script.
 
-    `append_eos` None adds the end-of-turn id where the answer ends by stop. With `abort_after` k the engine gives k ids
-    and an abort. `delay_s` passes before the first token, `per_token_s` for each. `logprobs` that do not fit the ids,
-    and an answer without any id, play an engine that breaks its contract: they are an engine fault.
+    Example: `{"text": "yes", "delay_s": 0.2}` or `{"ids": [5, 6], "logprobs": [-0.1, -2.0], "finish_reason": "length"}`
     """
 
     text: str | None = None
+    """Encoded as the model would have sampled it; None where `ids` are given."""
     ids: list[int] | None = None
+    """The sampled ids as they are; none at all are an engine fault."""
     logprobs: list[float] | None = None
+    """One per id; None for -0.5 each. Another number of them is an engine fault."""
     finish_reason: FinishReason = "stop"
+    """Why the answer ends."""
     append_eos: bool | None = None
+    """Add the end-of-turn id; None adds it where the answer ends by stop."""
     delay_s: float = 0.0
+    """Seconds before the first token."""
     abort_after: int | None = None
+    """Return so many ids and an abort; None for a whole answer."""
     weight_version: int | None = None
+    """The version that the ids carry; None for the engine's own."""
     error: Literal["500", "reset", "hang", "bad_json"] | None = None
+    """Fail in this way instead of answering."""
     per_token_s: float = 0.0
+    """Seconds for each token."""
 
 
 class ScriptCodec(Protocol):
-    """What the script needs of a turn codec."""
+    """The part of a turn codec that a script needs."""
 
     def encode_sampled(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...

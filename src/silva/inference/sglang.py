@@ -29,11 +29,14 @@ NO_WEIGHTS = "new weights cannot be loaded into --engine sglang: that part of Si
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Running:
-    """One attempt on its way. `telling` repeats its abort until it ends."""
+    """One attempt in flight."""
 
     url: str
+    """Its server."""
     rid: str
+    """The server's name for it."""
     telling: asyncio.Task[None] | None = None
+    """Re-sends its abort until it ends; None while nobody aborts it."""
 
 
 class SglangEngine:
@@ -42,7 +45,7 @@ class SglangEngine:
     Log-probs: such a server gives log softmax(logits / T) of each sampled id, taken before top-p and top-k, and at
     temperature 0 (argmax) those at T = 1. That is the contract of `GenerateResult`, as long as the server runs
     without SGLANG_RETURN_ORIGINAL_LOGPROB, which nothing shows over HTTP. The mass that top-p and top-k keep is not
-    told, so requests that use them are refused, and the kept mass is exactly 1. A seed counts only where the server
+    reported, so requests that use them are refused, and the kept mass is exactly 1. A seed counts only where the server
     was started with --enable-deterministic-inference.
 
     A session stays with one server (by a hash of its id), whose prefix cache knows it; after a fault or a timeout its
@@ -65,7 +68,7 @@ class SglangEngine:
         self._fallback_context_len = fallback_context_len
         self.max_context_len = 0
         self.version = 0
-        """What the last answer said."""
+        """The weight version of the last answer."""
         self.image_support: ImageSupport = "placed"  # a server finds images by the places that the template gives them
         self._nonce = uuid.uuid4().hex[:8]
         self._http = SglangHttp(clock=clock, flag="--engine-url", ready_wait_s=min(ready_wait_s, timeout_s))
@@ -91,7 +94,7 @@ class SglangEngine:
         log.info("engine: %s, context %d tokens", ", ".join(self._urls), self.max_context_len)
 
     async def close(self) -> None:
-        """Aborts that were told last are let through (each is bounded)."""
+        """The last aborts are still sent (each has a timeout)."""
         for running in self._running.values():
             if running.telling is not None:
                 running.telling.cancel()
@@ -126,7 +129,7 @@ class SglangEngine:
         return result
 
     async def abort(self, request_id: str) -> None:
-        """Returns at once. A server ignores an rid that it does not know yet, so it is told until the answer comes."""
+        """Returns at once. Aborts are re-sent until the answer arrives: a server drops one for an unknown rid."""
         running = self._running.get(request_id)
         if running is not None and running.telling is None:
             running.telling = self._begin(self._tell_on(running))
@@ -135,7 +138,7 @@ class SglangEngine:
         raise ConfigError(NO_WEIGHTS)
 
     async def close_session(self, session_id: str) -> None:
-        """A server forgets by itself; only the session's place is dropped."""
+        """A server evicts by itself; only the session's choice of server is forgotten."""
         self._num_moves.pop(session_id, None)
 
     def usage(self) -> EngineUsage:

@@ -1,4 +1,4 @@
-"""Plain calls to servers that speak SGLang's native API, whoever makes them."""
+"""Plain calls to servers that speak SGLang's native API, for the engine and the scorer alike."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEPT_BACK = 7
 class SglangHttp:
     """The connections of one user of servers. `flag` is the option that names them, for messages.
 
-    `ready_wait_s`: how long a server that does not answer is waited for at start.
+    `ready_wait_s`: seconds to wait at start for a server that does not answer.
     """
 
     def __init__(self, *, clock: Clock, flag: str, ready_wait_s: float):
@@ -76,7 +76,7 @@ class SglangHttp:
         return data
 
     async def look(self, url: str) -> tuple[dict[str, object], dict[str, object]]:
-        """What a server says of its model and of itself, once it answers. /health is no sign: a paused one fails."""
+        """A server's description of its model and of itself, once it answers. (/health fails on a paused one.)"""
         until_s = self._clock.monotonic_s() + self._ready_wait_s
         told = False
         while True:
@@ -124,7 +124,7 @@ class SglangHttp:
 
 
 class Once(aiohttp.BytesPayload):
-    """The body of a request, let go when it is written: the wait for the answer is long, and nothing sends it again."""
+    """The body of a request, freed when it is written: the wait for the answer is long, and nothing re-sends it."""
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
         data, self._value = self._value, b""
@@ -140,7 +140,7 @@ class Refused(EngineFault):
 
 
 def context_len(server: dict[str, object], fallback: int) -> int:
-    """Most tokens, prompt and response together, that a server takes; `fallback` stands in for a silent one."""
+    """Most tokens, prompt and response together, that a server takes; `fallback` where it does not report any."""
 
     def number(name: str) -> int | None:
         value = server.get(name)

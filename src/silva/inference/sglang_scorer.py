@@ -29,9 +29,9 @@ _PASSING = (408, 429)
 class SglangScorer:
     """Scores samples over `POST /generate` of one server, which samples nothing.
 
-    Log-probs are those at temperature 1, whatever the server was asked for. A failed call is made again after each of
-    `retry_delays_s`; one that the server refuses (status 400 and the like) is not. At most `max_running` calls are on
-    their way. `probe` holds ids with the texts that the policy's tokenizer reads them as.
+    Log-probs are those at temperature 1, whatever the server's defaults are. A failed call is retried after each of
+    `retry_delays_s`; one that the server refuses (status 400 and the like) is not. At most `max_running` calls are in
+    flight. `probe` maps ids to the texts that the policy's tokenizer gives them.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SglangScorer:
         self._num_calls = 0
         self.max_context_len = 0
         self.model = ""
-        """What the server calls its model."""
+        """The server's name for its model."""
 
     async def start(self) -> None:
         """Wait until the server answers. Raises ConfigError: it does not, or it cannot score ids of this tokenizer."""
@@ -79,7 +79,7 @@ class SglangScorer:
         await self._http.close()
 
     async def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float64]]:
-        """Log-probs of the tokens from the first trainable one on, one array a sample, of its length.
+        """Log-probs of the tokens from the first trainable one on, one array [T] per sample.
 
         NaN all over a sample that could not be scored, 0 all over one without a trainable token. Raises RunStopped
         where no sample could be, or where the server reads the ids as other tokens.
@@ -133,7 +133,7 @@ class SglangScorer:
             return rid, await self._http.call("POST", self._url, "/generate", body)
 
     async def _check_tokenizer(self) -> None:
-        """A server never says which tokenizer it has, but what it reads ids as."""
+        """A server does not report its tokenizer, but it shows the texts of ids."""
         ids = list(self._probe)
         where = f"{FLAG} {self._url} (model {self.model})"
         if not ids:

@@ -1,4 +1,4 @@
-"""How log-probs of given ids are asked of an SGLang server, and how its answer is read and checked."""
+"""How log-probs of given ids are requested from an SGLang server, and how its answer is read and checked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _decoder = msgspec.json.Decoder(_Answer)
 
 
 class OtherTokenizer(EngineFault):
-    """The server reads ids as other tokens than were sent, so nothing that it says of them counts."""
+    """The server reads ids as other tokens than were sent, so none of its scores count."""
 
 
 def encode_score_request(ids: Sequence[int], start: int, rid: str, *, with_texts: bool = False) -> bytes:
@@ -53,7 +53,7 @@ def read_scores(ids: Sequence[int], start: int, rid: str, body: bytes) -> list[f
     """Natural log-probs of `ids[start + 1:]` at temperature 1.
 
     Raises EngineFault where the answer is no JSON, has a field of a wrong type or length, answers another request, or
-    holds what no log-prob is; OtherTokenizer where it is about other ids.
+    contains what cannot be a log-prob; OtherTokenizer where it is about other ids.
     """
     entries = _entries(ids, start, rid, body)
     scores: list[float] = []

@@ -1,4 +1,4 @@
-"""What goes to an SGLang server for one attempt, and how its answer is read: nothing of it is believed unchecked."""
+"""What goes to an SGLang server for one attempt, and how its answer is read: every part of it is checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from silva.types.generation import (
 _T = TypeVar("_T")
 
 START_VERSION = "default"
-"""What a server calls the weights that it was started with, unless it was told a name."""
+"""A server's name for the weights that it was started with, unless it was given another."""
 MAX_SEED = (1 << 63) - 1
 
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -98,11 +98,11 @@ def _params(sampling: SamplingParams) -> dict[str, object]:
 
 
 SENT_PARAMS = frozenset(_params(SamplingParams(max_new_tokens=1, seed=0)))
-"""Sampling parameters that each request names, so that no default of the server can stand in for them."""
+"""Sampling parameters that each request sets, so that no default of the server applies to them."""
 
 
 def read_answer(request: GenerateRequest, rid: str, body: bytes, *, version: int) -> GenerateResult:
-    """The answer to an attempt. `version` stands in where it names no weights.
+    """The answer to an attempt. `version` is used where it names no weights.
 
     Raises EngineFault with the reason where it is no JSON, has a field of a wrong type or length, answers another
     request, or read another prompt than was sent.
@@ -150,7 +150,7 @@ def check_rid(found: str | None, rid: str) -> None:
 
 
 def version_number(value: object) -> int:
-    """The count that a server's weight version stands for. Raises EngineFault where it is no count."""
+    """A server's weight version as a number. Raises EngineFault where it is not one."""
     if value is None or value == START_VERSION:
         return 0
     text = str(value)
@@ -188,7 +188,7 @@ def _spans(meta: _Meta, num_ids: int, version: int) -> tuple[VersionSpan, ...]:
 
 
 def _matched(request: GenerateRequest, finish: _Finish) -> str | int | None:
-    """What stopped it, where the request asked for it: an id, or one of its stop strings."""
+    """What stopped it: an id, or one of the request's stop strings."""
     matched = finish.matched
     if isinstance(matched, str):
         return matched if matched in request.sampling.stop else None

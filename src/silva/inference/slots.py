@@ -1,4 +1,4 @@
-"""Who owns which cache slot, which ids it holds, and whose cached prefix a new request can take over.
+"""The slots of the prefix cache: who owns each, which ids it contains, which prefix a new request can take over.
 
 Pure bookkeeping, without torch. Everything cached belongs to the current weight version: `invalidate` forgets it all.
 """
@@ -19,41 +19,54 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Donor:
-    """`length` ids of another slot are the same; valid while that slot's `epoch` stands."""
+    """Another slot with the same first ids."""
 
     slot: int
+    """Its index."""
     epoch: int
+    """Its epoch then; valid while it still has this one."""
     length: int
+    """How many leading ids are the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """Cache positions start..stop of slot `source` can be copied."""
+    """Cache positions that can be copied from another slot."""
 
     source: int
+    """Its index."""
     start: int
+    """The first position."""
     stop: int
+    """The position after the last."""
 
 
 @dataclass(slots=True)
 class Slot:
-    """One row of the cache. Of the `num_ids` known ids the first `num_filled` have their keys and values cached.
-
-    A live slot runs a request; an idle one only keeps its prefix for later. `epoch` counts how often content was
-    replaced. `order` is the admission number of the running request, `last_used` the tick of the last release.
-    """
+    """One row of the cache. A live slot runs a request; an idle one only keeps its prefix for later."""
 
     index: int
+    """Its place in the table and in the cache."""
     buffer: Ids
+    """Room for the ids of a whole context."""
     num_ids: int = 0
+    """Ids known so far."""
     num_filled: int = 0
+    """Ids, from the first, whose keys and values are cached."""
     session_id: str | None = None
+    """The session of its ids; None while it is empty."""
     live: bool = False
+    """A request runs in it."""
     closing: bool = False
+    """Its session was closed: it is freed when the request ends."""
     epoch: int = 0
+    """How often its content was replaced."""
     order: int = 0
+    """Admission number of the running request."""
     last_used: int = 0
+    """Tick of the last release."""
     donor: Donor | None = None
+    """The slot whose prefix it waits for or copies; None: it computes alone."""
 
     @property
     def ids(self) -> Ids:
@@ -92,10 +105,10 @@ class SlotTable:
         return sum(slot.num_filled for slot in self.slots)
 
     def admit(self, session_id: str, ids: Ids) -> Slot | None:
-        """Give `ids` (not empty) a slot, keeping what it already holds of them; None while all slots are live.
+        """Give `ids` (not empty) a slot, keeping what it already contains of them; None while all slots are live.
 
-        At least one id stays pending, because logits come from computing it. `donor` is set where another slot holds,
-        or will hold, more of the prefix.
+        At least one id stays pending, because logits come from computing it. `donor` is set where another slot
+        contains, or will contain, more of the prefix.
         """
         shared = [min(common_prefix(slot.ids, ids), len(ids) - 1) for slot in self.slots]
         target = self._target(session_id, shared)
@@ -150,7 +163,7 @@ class SlotTable:
             slot.donor = self._best_donor(slot, shared)
 
     def next_copy(self, slot: Slot) -> CopyPlan | bool:
-        """What a slot with a donor does now: copy, wait for the donor to get further (True), or go on alone (False).
+        """What a slot with a donor does now: copy, wait for the donor to get further (True), or continue alone (False).
 
         Clears the donor unless the answer is to wait. The caller copies and then counts the ids as filled.
         """

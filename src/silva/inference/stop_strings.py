@@ -1,4 +1,4 @@
-"""Finds stop strings in the text of sampled ids without decoding a long response again for each token."""
+"""Finds stop strings in the text of sampled ids without decoding the whole response again for each token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time that a call to an engine or a server may take, and the pauses before it is made again."""
+"""The timeout of a call to an engine or a server, and the pauses before it is retried."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from silva.types.clock import Clock, Timer
 from silva.types.errors import EngineFault
 
 RETRY_DELAYS_S = (0.5, 2.0, 5.0)
-"""Pauses before a failed call is made again, one try after each."""
+"""Seconds before each retry of a failed call."""
 
 
 @asynccontextmanager
 async def answer_in_time(clock: Clock, timeout_s: float, who: str) -> AsyncIterator[None]:
-    """Raises EngineFault where what is done inside took longer; `who` gave no answer."""
+    """Raises EngineFault where the block takes longer than `timeout_s`; `who` names what did not answer."""
     limit = asyncio.timeout(None)
     timer: Timer | None = None
     try:

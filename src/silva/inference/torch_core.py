@@ -45,21 +45,34 @@ Outcome = GenerateResult | SilvaError
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """One request inside the core: what was sampled so far and how to go on. `handle` is the caller's name for it."""
+    """One request inside the core: what was sampled so far and how to continue."""
 
     handle: object
+    """The caller's name for it."""
     request: GenerateRequest
+    """As it came."""
     prompt: Ids
+    """Its input ids, checked."""
     seed: int
+    """The base of its noise."""
     max_new_tokens: int
+    """What the request and the context leave."""
     stop_ids: frozenset[int]
+    """Ids that end it."""
     slot: Slot | None = None
+    """Its cache slot; None while it waits."""
     restarted: bool = False
+    """New weights arrived: it computes its prefix anew."""
     cached_tokens: int = 0
+    """Prompt tokens that were not computed for it."""
     ids: list[int] = field(default_factory=list)
+    """Sampled so far, as are the lists below."""
     logprobs: list[float] = field(default_factory=list)
+    """One per id."""
     kept_mass: list[float] = field(default_factory=list)
+    """One per id."""
     spans: list[tuple[int, int]] = field(default_factory=list)
+    """(weight version, number of ids), in order."""
 
     def add(self, token_id: int, logprob: float, kept_mass: float, version: int) -> None:
         self.ids.append(token_id)
@@ -161,8 +174,8 @@ class TorchCore:
             self.counters["cancelled"] += 1
 
     def load_weights(self, source: WeightSource) -> None:
-        """Replace all weights. Raises ConfigError with the old ones in place. Running requests compute their keys
-        and values anew and go on."""
+        """Replace all weights. Raises ConfigError with the old ones in place. Running requests recompute their keys
+        and values and continue."""
         self._decoder.load(dict(source.tensors()))
         self.version = source.version
         self.counters["weight_loads"] += 1

@@ -143,7 +143,7 @@ class TorchEngine:
         """Copy torch tensors in between two steps; do not change them until this returns. A folder is read then.
 
         Raises EngineFault, with the old weights and version in place, when a parameter is missing, unknown, not finite
-        or of the wrong shape. Running requests go on under the new weights with a new version span.
+        or of the wrong shape. Running requests continue under the new weights with a new version span.
         """
         loop = self._check_alive()
         done: asyncio.Future[None] = loop.create_future()
@@ -264,7 +264,7 @@ class TorchEngine:
         return self._post(self._deliver, finished) if finished else True
 
     def _guarded(self, core: TorchCore, action: Callable[[TorchCore], None]) -> None:
-        """The thread must outlive any fault: whoever waits gets it, later requests get a fresh cache."""
+        """The thread must survive any fault: whoever waits receives it, later requests get a fresh cache."""
         try:
             action(core)
         except Exception as error:
@@ -274,7 +274,7 @@ class TorchEngine:
             self._post(self._fail_loads, message)
 
     def _post(self, callback: Callable[..., None], *args: object) -> bool:
-        """Call back on the event loop. False when the loop is gone: nobody is left to answer to."""
+        """Call back on the event loop. False when the loop is closed: nobody waits any more."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(callback, *args)

@@ -61,7 +61,7 @@ def weight_files(hf_dir: str | Path) -> list[Path]:
 
 
 def open_weight_files(hf_dir: str | Path, *, framework: str = "numpy") -> Iterator[tuple[Path, safe_open]]:
-    """Each file of weights, open. Raises ConfigError where one is missing, or is not as long as its head says."""
+    """Each file of weights, open. Raises ConfigError where one is missing or cut off."""
     from safetensors import SafetensorError, safe_open
 
     for path in weight_files(hf_dir):

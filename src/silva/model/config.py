@@ -45,43 +45,62 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeConfig:
-    """Rotary embedding: base `theta` and, for `linear` and `llama3`, how the frequencies are stretched by `factor`.
-
-    The last three fields matter for `llama3` only; lengths are in tokens.
-    """
+    """Rotary embedding. The last three fields matter for `llama3` only."""
 
     theta: float = 10_000.0
+    """The base of the frequencies."""
     kind: RopeKind = "default"
+    """How the frequencies are stretched."""
     factor: float = 1.0
+    """By how much, for `linear` and `llama3`."""
     low_freq_factor: float = 1.0
+    """Wavelengths above `original_max_positions` over this are stretched in full."""
     high_freq_factor: float = 4.0
+    """Wavelengths below `original_max_positions` over this are not stretched."""
     original_max_positions: int = 8192
+    """Context of the model before it was stretched, in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderConfig:
-    """Everything that the forward pass depends on. `max_positions` is the longest context in tokens."""
+    """Everything that the forward pass depends on."""
 
     model_type: str
+    """One of SUPPORTED_MODEL_TYPES."""
     vocab_size: int
+    """Rows of the embedding."""
     hidden_size: int
+    """Width of the residual stream."""
     intermediate_size: int
+    """Width inside the MLP."""
     num_layers: int
+    """Decoder blocks."""
     num_heads: int
+    """Query heads of a block."""
     num_kv_heads: int
+    """Key and value heads of a block; divides `num_heads`."""
     head_dim: int
+    """Width of a head, even."""
     rms_norm_eps: float
+    """Added to the mean square in each norm."""
     max_positions: int
+    """Longest context in tokens."""
     tie_embeddings: bool
+    """The embedding is the output head too."""
     qkv_bias: bool
+    """Query, key and value projections have a bias."""
     output_bias: bool
+    """The attention output projection has a bias."""
     mlp_bias: bool
+    """The MLP projections have a bias."""
     qk_norm: bool
+    """Queries and keys are normalised per head (qwen3)."""
     rope: RopeConfig
+    """The rotary embedding."""
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object], *, where: str = "config.json") -> DecoderConfig:
-        """Read a parsed `config.json`. Raises ConfigError that names the key, its value and `where` it stands."""
+        """Read a parsed `config.json`. Raises ConfigError that names the key, its value and the file (`where`)."""
         reader = _Reader(config, where)
         model_type = reader.model_type()
         reader.refuse_unimplemented()

@@ -26,11 +26,14 @@ class WeightsError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`length` new tokens of one sequence at positions `start...`, in cache slot `slot`."""
+    """New tokens of one sequence."""
 
     slot: int
+    """Its cache slot."""
     start: int
+    """Position of the first new token."""
     length: int
+    """How many are new."""
 
 
 class KVCache:
@@ -319,7 +322,7 @@ class Decoder:
         return x if layer.out_bias is None else x.add_(layer.out_bias)
 
     def _attend_single(self, q: Tensor, kv: Tensor, step: _Step) -> Tensor:
-        """One new token per sequence: the query heads of a group stand in as query positions of their key head."""
+        """One new token per sequence: the query heads of a group are treated as query positions of their key head."""
         c = self.config
         rows = q.shape[0]
         q = q.reshape(rows, c.num_kv_heads, c.num_heads // c.num_kv_heads, c.head_dim)

@@ -1,4 +1,4 @@
-"""Whether a model folder still holds the model that it held before."""
+"""Shows whether a model folder still contains the same model as before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def model_fingerprint(folder: Path) -> str:
     """A digest of the model's config and weights. Raises OSError.
 
     Of a large file it takes up to 256 blocks, evenly from first to last, and the size: another training step changes
-    them all, and reading the whole of a large model would hold up the start.
+    them all, and reading a large model in full would delay the start.
     """
     digest = hashlib.sha256()
     weights = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))

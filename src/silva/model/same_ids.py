@@ -1,4 +1,4 @@
-"""Whether two model folders mean the same by an id, as they must where one model scores what the other sampled."""
+"""Checks that two model folders agree on token ids, as they must where one model scores what the other sampled."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _RULES = ("normalizer", "pre_tokenizer")
 def check_same_ids(folder: Path, policy: Path, *, flag: str) -> None:
     """Raise ConfigError where the model in `folder` cannot score the tokens of the one in `policy`.
 
-    It is whole, has every id of the policy, and its `tokenizer.json` gives each id of the policy's the same piece and
-    cuts text by the same rules. More ids than the policy has are no harm (rows of padding, further control tokens).
+    It must be complete and have every id of the policy; its `tokenizer.json` must give each of these ids the same piece
+    and split text by the same rules. Additional ids do no harm (rows of padding, further control tokens).
     """
     try:
         theirs, mine = num_ids(folder), num_ids(policy)
@@ -56,14 +56,14 @@ def num_ids(folder: Path) -> int:
 
 
 def num_positions(folder: Path) -> int | None:
-    """Longest context that a model was made for; None where its config does not say."""
+    """Longest context that a model was made for; None where its config does not show it."""
     config = hf_config_dict(folder)
     value = _text_config(config).get("max_position_embeddings")
     return value if isinstance(value, int) and value > 0 else None
 
 
 def plain_words(decode: Callable[[list[int]], str], vocab_size: int, most: int = 64) -> dict[int, str]:
-    """Ids all over a vocabulary whose text is plain letters or digits, with that text: to know a tokenizer by."""
+    """Ids all over a vocabulary whose text is plain letters or digits, with that text: a probe of a tokenizer."""
     step = max(1, vocab_size // most)
     found: dict[int, str] = {}
     for first in range(0, vocab_size, step):

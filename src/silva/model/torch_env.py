@@ -20,7 +20,7 @@ _SWITCH_INTERVAL_S = 1e-4
 
 
 def prepare(*, decodes: bool = True) -> bool:
-    """Set this process up for torch beside an event loop on shared cores. What the user set in the environment stays.
+    """Set this process up for torch beside an event loop on shared cores. Variables that the user set are kept.
 
     `decodes`: a torch engine runs in this process. Without one short thread switches only cost (a fifth of the
     gateway's CPU with 16 turns in flight). Returns False when torch is already imported: then its own settings come too

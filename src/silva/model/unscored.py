@@ -1,4 +1,4 @@
-"""Samples that a model could not score: told once a call, and no reason to stop as long as it scores others."""
+"""Samples that a model could not score: logged once per call, and no reason to stop as long as it scores others."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ log = logging.getLogger("silva.engine")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unscored:
-    """One of them. `reason` goes on a sentence that names the sample."""
+    """A sample without a score."""
 
     sample: TrainingSample
+    """The sample."""
     reason: str
+    """Why, as the rest of a sentence that names the sample."""
 
     def __str__(self) -> str:
         return f"{self.sample.place}: {self.reason}"

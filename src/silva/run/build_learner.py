@@ -1,4 +1,4 @@
-"""Builds what learns from the options: the policy, its objective and the models that it asks for."""
+"""Builds the learner from the options: the policy, its objective and the models that it needs."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ async def _probe(config: RunConfig, dataset: Dataset, run_dir: Path) -> GroupRes
 
 
 def _verdict(model: str, result: GroupResult, refusal: str | None) -> str:
-    """What a session showed. `refusal`: why silva train would not take several contexts of it."""
+    """What a session showed. `refusal`: why silva train refuses several contexts of a session."""
     for failure in result.failures:
         raise SilvaError(f"{failure.reason}: {failure.message}")
     if result.end is not None:

@@ -24,7 +24,7 @@ class EngineFactory(Protocol):
 
 
 class Runner(AgentProcesses, Protocol):
-    """Owns the agents of a run: `AgentRunner`, or what stands in for it."""
+    """Owns the agents of a run: `AgentRunner`, or what replaces it."""
 
     async def start(self) -> None: ...
 

@@ -65,7 +65,7 @@ def load_codec(config: RunConfig) -> TurnCodec:
 
 
 def load_parser(config: RunConfig, codec: TurnCodec) -> TurnParser:
-    """The parser that the options name; `auto` is what the chat template and the tokenizer show."""
+    """The parser that the options name; `auto` follows the chat template and the tokenizer."""
     return TurnParser.from_names(
         reasoning=config.agentic_reasoning_parser,
         tool_call=config.agentic_tool_call_parser,
@@ -75,7 +75,7 @@ def load_parser(config: RunConfig, codec: TurnCodec) -> TurnParser:
 
 
 def build_engine(config: RunConfig, codec: TurnCodec, clock: Clock, *, hf_dir: Path, version: int = 0) -> Engine:
-    """The engine that the options name, with the weights of `hf_dir` (a server has its own)."""
+    """The engine that the options name, with the weights of `hf_dir` at `version` (a server has its own)."""
     if config.engine == "scripted":
         from silva.inference.scripted import ScriptedEngine, read_script
 
@@ -132,7 +132,7 @@ def check_model(config: RunConfig, hf_dir: Path, *, vocab_size: int) -> DecoderC
 
 
 def context_limit(config: RunConfig, hf_dir: Path) -> int:
-    """Most tokens of a session context: the option, else what config.json says, else a common size."""
+    """Most tokens of a session's context: the option, else the model's config.json, else a common size."""
     if config.rollout_max_context_len is not None:
         return config.rollout_max_context_len
     try:
@@ -144,7 +144,7 @@ def context_limit(config: RunConfig, hf_dir: Path) -> int:
 
 
 def check_row_budget(config: RunConfig) -> None:
-    """ConfigError where --max-tokens-per-gpu cannot hold the longest context that the model allows."""
+    """Raise ConfigError where --max-tokens-per-gpu is less than the longest context that the model allows."""
     hf_dir = Path(str(config.hf_checkpoint))
-    if (hf_dir / "config.json").is_file():  # a folder without it is refused as a model, by its own name
+    if (hf_dir / "config.json").is_file():  # a folder without it is refused as a model, with a message of its own
         check_token_budget(config, context_limit(config, hf_dir), f"the limit of the model in {hf_dir}")

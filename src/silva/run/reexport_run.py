@@ -52,7 +52,7 @@ async def reexport(config: RunConfig, run_dir: Path, *, out: str | None = None, 
 
 
 def _files(conn: sqlite3.Connection, template: str, *, force: bool) -> dict[int, Path]:
-    """The file of each rollout step. ConfigError where one exists."""
+    """The file of each rollout step. Raises ConfigError where one exists."""
     steps = [step for (step,) in conn.execute("SELECT DISTINCT step FROM groups ORDER BY 1")]
     files = {step: dump_path(template, step) for step in steps}
     there = [str(path) for path in files.values() if path.exists()]
@@ -70,7 +70,7 @@ async def _reexport(
     async with AsyncExitStack() as stack:
         folder = next(iter(files.values()), run_dir).parent
         if config.custom_rm_path is not None or config.has_custom_advantage:
-            folder.mkdir(parents=True, exist_ok=True)  # for the log of the functions, which stands beside the files
+            folder.mkdir(parents=True, exist_ok=True)  # for the log of the functions, which is written beside the files
         code = await open_user_code(config, folder, run_id_of(run_dir), stack)
         work = Reexport(
             conn,
@@ -102,7 +102,7 @@ def _unwritable(path: Path, error: OSError) -> StorageFault:
 
 
 def _decoder(config: RunConfig) -> Decode:
-    """Ids to text by the run's own tokenizer. ConfigError where its files are gone."""
+    """Ids to text by the run's own tokenizer. Raises ConfigError where its files are gone."""
     path = Path(str(config.hf_checkpoint)) / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_buffer(path.read_bytes())

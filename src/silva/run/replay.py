@@ -1,7 +1,7 @@
 """Replays a recorded client: would its session be linear, and if not, why?
 
-The recorded requests go to a gateway of our own, over HTTP, in their order; a script answers what the recording shows
-that the model had said.
+The recorded requests go to a gateway of our own over HTTP, in their order; a script answers what the model answered in
+the recording.
 """
 
 from __future__ import annotations
@@ -54,10 +54,12 @@ _CLIENTS = (
 
 @dataclass(kw_only=True)
 class Replayed:
-    """One recorded session as it went under some options."""
+    """The outcome of one recorded session under some options."""
 
     session: Session | None
+    """The session with its forest; None where no request opened one."""
     turns: list[JsonObject]
+    """What became of each request, in order."""
 
     @property
     def num_roots(self) -> int:
@@ -138,7 +140,7 @@ def _merged(config: RunConfig, tried: Sequence[tuple[str, RunConfig]]) -> RunCon
 
 
 def _client_settings(first: Replayed, requests: Sequence[RecordedRequest], remedies: Sequence[str]) -> list[str]:
-    """What the client itself could be told, where the session is not linear by itself."""
+    """Settings of the client itself that may help, where the session is not linear by itself."""
     agents = " ".join(request.headers.get("user-agent", "").lower() for request in requests)
     billed = PROFILES["claude-code-billing@1"].marker.encode()
     if any(billed in request.body[: 1 << 16] for request in requests):
@@ -152,7 +154,7 @@ def _client_settings(first: Replayed, requests: Sequence[RecordedRequest], remed
 async def _replay(
     config: RunConfig, codec: TurnCodec, requests: Sequence[RecordedRequest], answers: Sequence[Message | None]
 ) -> Replayed:
-    """Send every request of one session, each with the answer in place that the model gave it."""
+    """Send every request of one session, each after the engine was given the recorded answer."""
     parser = generic_parser(
         reasoning=config.agentic_reasoning_parser != NONE, tool_calls=config.agentic_tool_call_parser != NONE
     )
@@ -195,7 +197,7 @@ def _body(request: RecordedRequest, ids: dict[str, str], items: dict[str, JsonOb
     try:
         return json.dumps(as_sent_here(request, ids, items)).encode()
     except (ValueError, RecursionError):
-        return request.body  # no JSON: the gateway is to say so
+        return request.body  # not JSON: the gateway reports it
 
 
 @asynccontextmanager
@@ -236,7 +238,7 @@ async def _gateway(
 
 
 def _post(base_url: str, request: RecordedRequest, body: bytes) -> tuple[int, str | None]:
-    """The status of one request, and what a refusal says."""
+    """The status of one request, and the message of a refusal."""
     url = urlsplit(base_url)
     connection = http.client.HTTPConnection(url.hostname or "", url.port or 0, timeout=600)
     try:

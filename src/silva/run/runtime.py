@@ -35,7 +35,7 @@ log = logging.getLogger("silva")
 
 @dataclass(kw_only=True)
 class Runtime:
-    """The running parts that every command shares."""
+    """The running parts that every job of a run shares."""
 
     setup: RunSetup
     run_id: str
@@ -52,7 +52,7 @@ class Runtime:
     stack: AsyncExitStack
     user_code: UserCode
     step_numbers: list[Callable[[], dict[str, float]]] = field(default_factory=list)
-    """Metrics of a rollout step that parts of the run counted since they were asked last."""
+    """Each returns the metrics of a rollout step that it counted since its last call."""
 
     @property
     def config(self) -> RunConfig:
@@ -64,7 +64,7 @@ class Runtime:
 
 
 def check_accounts(run_dir: Path) -> None:
-    """AssertionError where the ledgers of a run that ended well do not add up."""
+    """Raise AssertionError where the ledgers of a run that ended well do not add up."""
     with open_run(run_dir) as conn:
         check_ledgers(conn)
 
@@ -83,7 +83,7 @@ async def open_runtime(
     """Ledger, codec, engine and gateway, closed in reverse order. `user_code`: where it is open already.
 
     `recover_step`: the run is resumed from a checkpoint after that train step (-1: from the start weights); processes
-    that an earlier life left behind are ended first. `engine_dir` holds the weights to start with, which are
+    that the run left behind before are ended first. `engine_dir` contains the weights to start with, which are
     `version`.
     """
     config, run_dir = setup.config, setup.run_dir
@@ -142,8 +142,8 @@ async def open_gateway(
 ) -> tuple[SessionRegistry, TurnService, GatewayServer]:
     """Sessions, turns and the HTTP server.
 
-    At the end every session that still lives ends first, then the server stops. `record`: the file that gets each model
-    request with its answer.
+    At the end every live session ends first, then the server stops. `record`: a file to which each model request is
+    appended with its answer.
     """
     parser, media = load_parser(config, codec), MediaStore(run_dir / MEDIA_DIR)
     log.info("parsers: %s", parser)

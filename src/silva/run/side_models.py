@@ -1,4 +1,4 @@
-"""The models that stand beside the policy: the reference of the KL and the teacher of distillation."""
+"""The models beside the policy: the reference of the KL and the teacher of distillation."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:  # they import torch
 
 
 def reference_folder(config: RunConfig) -> Path | None:
-    """Where the reference model is, if one is asked for: the start model, in a resumed run too, unless told another."""
+    """The folder of the reference model, if the options need one: the start model by default, in a resumed run too."""
     return Path(config.ref_load or str(config.hf_checkpoint)) if needs_reference(config) else None
 
 
 def teacher_folder(config: RunConfig) -> Path | None:
-    """Where the teacher is, if there is one and it is no server."""
+    """The folder of the teacher; None where there is no teacher, or it is a server."""
     teacher = config.opd_teacher
     return None if teacher is None or is_address(teacher) else Path(teacher)
 
@@ -35,9 +35,9 @@ def teacher_folder(config: RunConfig) -> Path | None:
 async def open_side_models(
     config: RunConfig, thread: TorchThread, compute: ComputeConfig, stack: AsyncExitStack
 ) -> tuple[Scorer | None, Scorer | None]:
-    """The reference and the teacher, None where nothing asks for one; what cannot work fails before a model is loaded.
+    """The reference and the teacher, None where the options need none; what cannot work fails before a model is loaded.
 
-    They are one and the same where they are the same folder. Raises ConfigError.
+    One model serves as both where both are the same folder. Raises ConfigError.
     """
     from silva.train.learner import LocalScorer
     from silva.train.packed_model import PackedModel
@@ -59,22 +59,22 @@ async def open_side_models(
 
 
 async def look_at_side_models(config: RunConfig) -> list[str]:
-    """What is to be used, one line each, after all checks but loading the weights. Raises ConfigError."""
-    told: list[str] = []
+    """The models that would be used, one line each, after all checks but loading weights. Raises ConfigError."""
+    lines: list[str] = []
     check_folders(config)
     for role, folder in (("reference", reference_folder(config)), ("teacher", teacher_folder(config))):
         if folder is not None:
             start = " (the start model)" if _same(folder, Path(str(config.hf_checkpoint))) else ""
-            told.append(f"{role} {folder}{start}, loaded beside the policy")
+            lines.append(f"{role} {folder}{start}, loaded beside the policy")
     async with AsyncExitStack() as stack:
         server = await _open_server(config, stack)
         if server is not None:
-            told.append(f"teacher {config.opd_teacher}: {server.model}, context {server.max_context_len} tokens")
-    return told
+            lines.append(f"teacher {config.opd_teacher}: {server.model}, context {server.max_context_len} tokens")
+    return lines
 
 
 def check_folders(config: RunConfig) -> None:
-    """ConfigError where a folder's model cannot score what the start model samples."""
+    """Raise ConfigError where a folder's model cannot score what the start model samples."""
     start = Path(str(config.hf_checkpoint))
     reference = reference_folder(config)
     for flag, folder in (("--ref-load", reference), ("--opd-teacher", teacher_folder(config))):
@@ -91,7 +91,7 @@ def check_folders(config: RunConfig) -> None:
 
 
 def side_fingerprints(config: RunConfig) -> dict[str, str]:
-    """By folder, what the models are that stand beside the policy."""
+    """The fingerprint of each model beside the policy, by folder."""
     folders = {folder.resolve() for folder in (reference_folder(config), teacher_folder(config)) if folder is not None}
     return {str(folder): model_fingerprint(folder) for folder in sorted(folders)}
 

@@ -1,4 +1,4 @@
-"""The functions of the user that the options name: checked before anything heavy starts, owned by one pool."""
+"""The user functions that the options name: checked before anything heavy starts, owned by one pool."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class UserCode:
 async def open_user_code(
     config: RunConfig, run_dir: Path, run_id: str, stack: AsyncExitStack, *, trains: bool = False
 ) -> UserCode:
-    """Load what the options name; what only an update asks for where one `trains`. Raises ConfigError for a function
-    that cannot work.
+    """Load the functions that the options name; those that only an update needs where the run `trains`.
 
-    What user code starts carries a marker of this process alone: another run in the same folder is not touched.
+    Raises ConfigError for a function that cannot work. Processes of user code carry a marker of this process alone, so
+    that another run in the same folder is not touched.
     """
     tis_path = config.custom_tis_function_path if trains else None
     if config.custom_rm_path is None and not config.has_custom_advantage and tis_path is None:
@@ -100,7 +100,7 @@ def build_credit(config: RunConfig, user_code: UserCode) -> CreditStage:
 
 
 def build_custom_tis(config: RunConfig, user_code: UserCode) -> CustomTis | None:
-    """What weighs tokens by a function of the user; None where the options name none."""
+    """Token weights by a user function; None where the options name none."""
     if user_code.tis is None:
         return None
     options = OptionsView(asdict(config))

@@ -116,7 +116,7 @@ def _refuse_unsupported(
 def packed_mask(
     *args: object, attention_mask: torch.Tensor | None = None, use_vmap: bool = False, **kwargs: object
 ) -> None:
-    """Takes the place of transformers' mask builder: there is no mask, and what only a mask could express is refused."""
+    """Replaces transformers' mask builder: there is no mask, and what only a mask could express is refused."""
     if attention_mask is not None and not bool(attention_mask.all()):
         raise ValueError("packed attention takes no padding: pack the documents into one row instead")
     if use_vmap:

@@ -103,7 +103,7 @@ def _first_fit_decreasing(lengths: Sequence[int], max_tokens: int) -> list[Bin]:
 
 
 def _split_costliest(bins: list[Bin], costs: Sequence[float], num_more: int) -> None:
-    """Add `num_more` bins, each by halving the cost of the costliest bin with two samples or more; empty bins where there is none."""
+    """Add `num_more` bins by halving the costliest bin that can be halved; empty bins where none can."""
     for _ in range(num_more):
         divisible = [k for k, samples in enumerate(bins) if len(samples) > 1]
         if not divisible:

@@ -126,8 +126,8 @@ def prune_checkpoints(root: Path, keep: int = 2) -> list[Path]:
     """Remove all but the `keep` newest whole checkpoints under `root`; returns what was removed.
 
     What interrupted saves left behind goes too, so call it only when nothing is being saved under `root`. A kept one
-    that such a save had set aside gets its own name back. A damaged `step_` folder does not count and is not removed: we did
-    not make it.
+    that such a save had set aside gets its own name back. A damaged `step_` folder
+    does not count and is not removed: we did not make it.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; at least one checkpoint must stay")

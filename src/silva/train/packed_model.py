@@ -109,7 +109,7 @@ def row_tensors(row: PackedRow, config: ComputeConfig) -> tuple[torch.Tensor, to
 def compute_in_rows(
     samples: Sequence[TrainingSample], config: ComputeConfig, compute: Callable[[PackedRow], torch.Tensor]
 ) -> list[NDArray[np.float32]]:
-    """A number [N] of each row's trainable tokens, without gradient, as one array [T] per sample, 0.0 at its other tokens."""
+    """Numbers [N] of each row's trainable tokens, as one array [T] per sample, 0.0 elsewhere. No gradient."""
     config.enter_thread()
     packed = pack_batch(samples, micro_batch_size=config.micro_batch_size, max_tokens=config.max_tokens_per_gpu)
     out = [np.zeros(len(sample.token_ids), dtype=np.float32) for sample in samples]
