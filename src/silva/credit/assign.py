@@ -6,18 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from silva.credit.grpo import standardised
 from silva.credit.reward import REWARD_INVALID, check_reward
-from silva.credit.shared import by_session, holders, spread_credits
+from silva.credit.shared import CreditShare, by_session, holders, spread_credits
 from silva.credit.spread import CreditFunction, has_no_spread
 from silva.forest.lineage import SharedPrefix
 from silva.types.errors import SessionFailure
 from silva.types.rollout import TrainingSample
-
-CreditShare = Literal["shared", "split"]
-"""What each context gets of its session's credit: all of it, or its share of the session's sampled tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

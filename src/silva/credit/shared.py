@@ -6,10 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from silva.forest.lineage import SharedPrefix
 from silva.types.rollout import ResponseSpan, TrainingSample
 
+CreditShare = Literal["shared", "split"]
+"""What each context gets of its session's credit: all of it, or its share of the session's sampled tokens."""
 ContextCredit = float | tuple[float, ...]
 """What a context is given: one number, or one for each of its responses."""
 ResponseKey = tuple[str, int]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from silva.credit.assign import CreditShare, assign_group_credit
+from silva.credit.assign import assign_group_credit
+from silva.credit.shared import CreditShare
 from silva.credit.spread import CreditFunction
 from silva.forest.lineage import SharedPrefix
 from silva.types.rollout import Samples

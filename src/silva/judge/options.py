@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from silva.credit.assign import CreditShare
+from silva.credit.shared import CreditShare
 from silva.export.options import ExportOptions
 from silva.types.option import opt
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from silva.config.options import RunConfig
 from silva.config.validate import min_group_size, one_context_reason
-from silva.credit.assign import CreditShare
+from silva.credit.shared import CreditShare
 from silva.credit.spread import CreditFunction
 from silva.judge.group_end import GroupSettings
 from silva.train.algorithms import ALGORITHMS, credit_function
