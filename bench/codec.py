@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from codec.oracles import load as load_family
+from oracles import load as load_family
 
 from silva.codec import Past, SampledTail, TurnCodec
 from silva.types.messages import Conversation, Message, ToolCall
