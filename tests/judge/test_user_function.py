@@ -77,6 +77,12 @@ class Shy(Exception):
     def __str__(self):
         raise RuntimeError("not for you")
 
+def forks(_, __):
+    if not os.fork():
+        return "child"
+    time.sleep(0.2)
+    return "parent"
+
 def chatty(_, __):
     print("x" * 4000, "the end")
 
@@ -233,6 +239,11 @@ async def test_a_call_that_cancels_all_others_fails_alone(folder: Path):
         assert isinstance(results[0], UserCodeError) and "CancelledError" in str(results[0])
 
 
+async def test_of_a_call_that_forks_the_parent_answers(folder: Path):
+    async with pool_in(folder) as pool:
+        assert await (await pool.check("rewards.forks", "--x", ("args", "sample")))(0, 0) == "parent"
+
+
 async def test_async_calls_that_end_their_process_fail_alone(folder: Path):
     async with pool_in(folder) as pool:
         later = await pool.check("rewards.later", "--x", ("args", "sample"))
@@ -301,7 +312,7 @@ async def test_of_a_log_that_grows_the_end_is_kept(folder: Path, monkeypatch: py
     async with pool_in(folder) as pool:
         await (await pool.check("rewards.chatty", "--x", ("args", "sample")))(0, 0)
     text = (folder / "user_code.log").read_text()
-    assert text.startswith("... (silva cut what stood here: the log had 40") and text.endswith("x the end\n")
+    assert text.startswith("... (silva cut what was here: the log had 40") and text.endswith("x the end\n")
     assert len(text) < 1100
 
 

@@ -1,1 +1,10 @@
-"""Agent processes: their files, their environment, and the runner that owns and ends them."""
+"""Agent processes: their files, their environment, and the trainer's side of the runner that owns them.
+
+Consumes what to start (`AgentSpec`) and a session's input; produces `AgentExit`s and the raw output of agents. Workers of
+user functions are started by the same door.
+
+Invariant: after a session ends no process of it is left, as far as its environment marker reaches; this also holds after
+kill -9 of the trainer or of the runner.
+
+Start with `client.py`; `files.py` is what an agent reads and writes, `environment.py` what it inherits.
+"""

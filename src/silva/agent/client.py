@@ -1,8 +1,12 @@
-"""The trainer's side of the runner: start a process, wait for its end, end it, know when nothing of it is left.
+"""The trainer's side of the runner: start a process, wait for its end, end it, wait until nothing of it is left.
 
-A run's agents have one runner, the workers of user functions another one. If a runner dies, every waiting process ends
-as lost, everything that carries the run's marker is ended from here, and the next start gets a new runner. Real
-processes keep real time: the bounds here are wall seconds, not the injected clock's.
+The agents of a run have one runner, the workers of its user functions another one.
+
+    trainer ── AgentRunner ──(stream of messages)── runner ── bash -c COMMAND ── what the agent starts
+
+If the trainer dies, the stream ends and the runner ends everything. If the runner dies, every waiting process ends as
+lost, this side ends everything that carries the run's marker, and the next start gets a new runner. Real processes keep
+real time: the bounds here are wall seconds, not the injected clock's.
 """
 
 from __future__ import annotations
@@ -26,39 +30,52 @@ logger = logging.getLogger("silva.agent")
 
 _READY_TIMEOUT_S = 30.0
 _MARGIN_S = 30.0
-"""Added to the grace before a runner that does not answer counts as stuck; it gives up on survivors after 10 s."""
+"""Seconds after the grace at which a runner that does not answer counts as stuck; it gives up on survivors after 10."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentSpec:
-    """What to start: `command` by `program`, in `cwd`, with exactly `env`, output appended to `log_path`."""
+    """What to start.
+
+    Example: `program=("bash", "-c")` and `command="python agent.py"` run `bash -c "python agent.py"`.
+    """
 
     session_id: str
+    """Name of the process; unique among those that run."""
     command: str
+    """Last argument of the program: for an agent, the text of --agent-command."""
     cwd: Path | str
+    """Working directory."""
     env: Mapping[str, str]
+    """The whole environment. The run's marker in it lets a sweep find what the process leaves behind."""
     log_path: Path | str
+    """File to which output and errors are appended."""
     program: tuple[str, ...] = ("bash", "-c")
+    """The program and its arguments before `command`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentExit:
-    """How a launcher ended. Exactly one of these holds: an exit code, a signal, not started (`error`), runner lost.
-
-    `killed` says that the end was asked for before it came; `kill_reason` says by whom.
-    """
+    """How a launcher ended. Exactly one of these is set: `exit_code`, `signal`, `error`, `runner_lost`."""
 
     exit_code: int | None = None
+    """Exit status; None if it did not exit by itself."""
     signal: int | None = None
+    """Number of the signal that ended it; None if none did."""
     killed: bool = False
+    """Its end was asked for before it came."""
     kill_reason: str | None = None
+    """Who asked for the end, for example `agent_timeout`; None if nobody did."""
     started: bool = True
+    """The process existed."""
     runner_lost: bool = False
+    """The runner died, and the process was ended with it."""
     error: str | None = None
+    """Why it could not be started; None if it was."""
 
     @property
     def ok(self) -> bool:
-        """The agent ended by itself with exit status 0."""
+        """Whether the agent ended by itself with exit status 0."""
         return self.exit_code == 0 and not self.killed
 
     @property
@@ -79,7 +96,7 @@ class AgentExit:
 
 
 class _Agent:
-    """One session's futures and why its end was asked for."""
+    """One started process: futures for its end."""
 
     __slots__ = ("exit", "gone", "kill_reason", "session_id", "started")
 
@@ -92,16 +109,16 @@ class _Agent:
 
 
 class _Life:
-    """One life of the runner process.
-
-    `writer`: None until its stream is open. `ready`: whether it came up. `lost`: it takes no more starts.
-    """
+    """One runner process, from its start to its end."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         self.writer: asyncio.StreamWriter | None = None
+        """None until the stream is open."""
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """True when it takes starts, False if it ended before that."""
         self.lost = False
+        """It takes no more starts."""
         self.task: asyncio.Task[None] | None = None
 
     def send(self, *message: object) -> None:
@@ -110,11 +127,11 @@ class _Life:
 
 
 class AgentRunner:
-    """Owns the runner process. All methods belong to one event loop. At most one for each `run_id` at a time.
+    """Owns a runner process. All methods belong to one event loop. At most one per `run_id` at a time.
 
-    `grace_s`: seconds between TERM and KILL. `max_losses`: so many runner deaths in a row, without an agent's end
-    between them, raise RunStopped. `log_path`: where the runner writes a traceback of its own, if it ever has one.
-    `owns`: what it runs, for messages.
+    `grace_s`: seconds between TERM and KILL. `sweep_s`: least seconds between sweeps. `max_losses`: number of runner
+    deaths in a row, without the end of an agent between them, after which a start raises RunStopped. `log_path`: where
+    the runner writes a traceback of its own. `owns`: what it runs, for messages.
     """
 
     def __init__(
@@ -147,7 +164,7 @@ class AgentRunner:
 
     @property
     def num_running(self) -> int:
-        """Agents whose launcher has not ended."""
+        """Number of agents whose launcher has not ended."""
         return sum(not agent.exit.done() for agent in self._agents.values())
 
     async def start(self) -> None:
@@ -158,7 +175,7 @@ class AgentRunner:
     async def run_agent(self, spec: AgentSpec) -> AgentExit:
         """Start an agent and wait until its launcher ends. Cancelling this call ends the agent.
 
-        Raises RunStopped when the runner died `max_losses` times in a row, ValueError for a session that runs already.
+        Raises RunStopped if the runner died `max_losses` times in a row, ValueError for a session that already runs.
         """
         async with self._lock:
             life = await self._ensure()
@@ -181,9 +198,9 @@ class AgentRunner:
             self._request_kill(agent, reason)
 
     async def session_gone(self, session_id: str) -> bool:
-        """Wait until no process of an ended session is left. False when one could not be ended, or not in bounded time.
+        """Wait until no process of an ended session is left. False if one could not be ended, or not in bounded time.
 
-        True at once for a session that never started, and for one that was waited for.
+        True at once for a session that is not known (any more).
         """
         agent = self._agents.get(session_id)
         if agent is None:
@@ -193,7 +210,7 @@ class AgentRunner:
         return bool(done) and agent.gone.result() == 0
 
     async def close(self) -> None:
-        """End all agents and the runner, and wait for both. Bounded by the grace and some seconds."""
+        """End all agents, then the runner, and wait for both. Bounded by the grace and some seconds."""
         self._closing = True
         async with self._lock:
             life = self._life
@@ -213,7 +230,7 @@ class AgentRunner:
     # -- one life of the runner -------------------------------------------------------------------------------------
 
     async def _ensure(self) -> _Life:
-        """A runner that lives. Waits for the clean-up after a dead one. Called under the lock."""
+        """Return a runner that lives, after the clean-up of a dead one. Called under the lock: there is one runner."""
         if self._closing:
             raise RunStopped("the agent runner was closed")
         life = self._life
@@ -228,13 +245,13 @@ class AgentRunner:
                     f"process limit{self._log_hint()}"
                 )
             life = self._life = self._launch()
-        # A caller that is cancelled here leaves the runner, which goes on starting, to the next caller.
+        # a caller that is cancelled here leaves the starting runner to the next caller
         if not await asyncio.shield(life.ready):
             raise RunStopped(f"{self._name} did not start{self._log_hint()}")
         return life
 
     def _launch(self) -> _Life:
-        """Start a runner. Nothing waits here: once there is a process, it has an owner."""
+        """Start a runner. There is no await between the process and its owner: a cancelled caller leaks no process."""
         ours, theirs = socket.socketpair()
         try:
             with ExitStack() as stack:
@@ -261,7 +278,7 @@ class AgentRunner:
         return f"; see {self._log_path}" if self._log_path else ""
 
     async def _serve(self, life: _Life, ours: socket.socket) -> None:
-        """Take the runner's reports until it ends, then settle what it left."""
+        """Read the runner's reports until it ends, then end what it left."""
         reader, life.writer = await asyncio.open_connection(sock=ours)
         life.send("hello", self.run_id, os.getpid(), float(self.grace_s), float(self._sweep_s))
         too_late = asyncio.get_running_loop().call_later(_READY_TIMEOUT_S, life.process.kill)
@@ -334,22 +351,22 @@ class AgentRunner:
         asyncio.get_running_loop().call_later(self.grace_s + _MARGIN_S, self._give_up_runner, agent, life)
 
     def _give_up_runner(self, agent: _Agent, life: _Life) -> None:
-        """A runner that did not end an agent long after it had to is stuck: treat it as lost."""
+        """Kill a runner that did not end an agent long after it had to: it is stuck, and counts as lost."""
         if not agent.exit.done() and life.process.poll() is None:
             logger.warning("%s does not answer; it is replaced", self._name)
             life.process.kill()
 
 
 def _runner_environment() -> dict[str, str]:
-    """What finding programs and naming files needs. Never the run's marker: a sweep would end the runner."""
+    """Return what finding programs and naming files needs. Never the run's marker: a sweep would end the runner."""
     return {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "LC_ALL", "LC_CTYPE")}
 
 
 def _bury(process: subprocess.Popen[bytes], run_id: str) -> int:
-    """Wait for a runner whose stream ended, then end what it left. Returns how many processes resist."""
+    """Wait for a runner whose stream ended, then end what it left. Returns how many processes could not be ended."""
     try:
         process.wait(timeout=_MARGIN_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    return sweep_run(run_id).num_left
+    return sweep_run(run_id)

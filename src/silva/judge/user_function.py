@@ -35,30 +35,38 @@ log = logging.getLogger("silva.rollout")
 Reason = Literal["raised", "timeout", "crashed"]
 Mode = Literal["single", "shared"]
 _Request = tuple[Literal["call", "check"], str, object]
-"""What is done, the function's path, and its pickled arguments or its parameters' names."""
+"""The operation, the function's path, and its pickled arguments or its parameters' names."""
 
 WORKERS_PER_CORE = 4
 _LOAD_LIMIT_S = 120.0
-"""How long importing the user's module may take; the time of the call itself begins after it."""
+"""Seconds that importing the user's module may take; the time of the call itself begins after it."""
 MAX_LOG_BYTES = 64 << 20
-"""What user code may leave in its log; of more, the last `_LOG_TAIL_BYTES` are kept."""
+"""Size of the log of user code at which it is cut to its last `_LOG_TAIL_BYTES`."""
 _LOG_TAIL_BYTES = 1 << 20
 
 
 class UserCodeError(SilvaError):
-    """A function of the user gave no value. The message has the last lines of its own code, where there are any."""
+    """A function of the user gave no value. The message has the last lines of the user's own code, if there are any."""
 
     def __init__(self, reason: Reason, message: str):
         super().__init__(message)
         self.reason: Reason = reason
+        """`raised` an error, hit a `timeout`, or `crashed` its process."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """How a call ended: `value`, `error` and `cancelled` come from the worker, the others are seen from here.
+    """How a call ended. The worker sends `value`, `error` and `cancelled`; this side notices the others.
 
-    `late` and `unloaded`: its time, or that of its import, is over. `crashed`: its worker ended by itself. `disturbed`:
-    its worker was killed for the fault of some call. `cancelled`: it was, from here or by user code of whatever call.
+    | kind        | meaning                                                           | value          |
+    | ----------- | ----------------------------------------------------------------- | -------------- |
+    | `value`     | the function returned                                             | what it returned |
+    | `error`     | it raised, or its value cannot be handed over                     | a text         |
+    | `cancelled` | it was cancelled, by the pool or by user code of any call         | None           |
+    | `late`      | its time is over                                                  | None           |
+    | `unloaded`  | the time of its import is over                                    | None           |
+    | `crashed`   | its worker ended by itself                                        | a text         |
+    | `disturbed` | its worker was killed or lost because of some other call or event | None           |
     """
 
     kind: Literal["value", "error", "cancelled", "late", "unloaded", "crashed", "disturbed"]
@@ -75,7 +83,7 @@ class _Call:
         self.done: asyncio.Future[_Answer] = loop.create_future()
 
     def take(self, kind: Literal["started", "value", "error", "cancelled"], value: object) -> None:
-        """What the worker reports of it."""
+        """Note what the worker reports about the call."""
         if kind == "started":
             self.started.set_result(None)
         else:
@@ -117,30 +125,35 @@ class _Worker:
 
 
 class UserFunction:
-    """A function of the user that passed its check. Calls may run at once; see UserFunctionPool for its bounds.
-
-    `accepts` are the names of its optional parameters that it takes; a call gives their values after the required ones.
-    """
+    """A function of the user that passed its check. Calls may run at the same time, within the bounds of its pool."""
 
     def __init__(self, pool: UserFunctionPool, path: str, *, is_async: bool, accepts: tuple[str, ...] = ()):
         self._pool = pool
         self.path = path
+        """`module.function`."""
         self.is_async = is_async
         self.accepts = accepts
+        """Names of the optional parameters that it takes; a call gives their values after the required ones."""
 
     async def __call__(self, *args: object) -> object:
-        """The value, made of numbers, texts, lists and dicts. Cancelling ends the call. Raises UserCodeError."""
+        """Return its value, made of numbers, texts, lists and dicts. Cancelling ends the call. Raises UserCodeError."""
         return await self._pool.run(self, args)
 
 
 class UserFunctionPool:
     """Owns the worker processes. All methods belong to one event loop.
 
-    Consumes calls; waits for a free slot (sync: `max_concurrency`, at most 4 a core; async: `max_concurrency` in one
-    worker), then for the worker, at most `timeout_s` from where the function begins. A late sync call costs its worker,
-    a late async one is cancelled; where it does not heed that within `cancel_grace_s`, or crashes, its worker is
-    replaced and each call that was in it runs again, alone, so that only the guilty one fails. Workers start on demand
-    and search `folder` first. All their processes carry `marker` as their run.
+    Consumes calls. Waits for a free slot, then for the worker, at most `timeout_s` from the moment the function begins.
+    Produces values and UserCodeErrors.
+
+    - A late sync call costs its worker.
+    - A late async call is cancelled. If it does not end within `cancel_grace_s`, or if a call crashes, the shared
+      worker is replaced. Each call that was in it runs again in a worker of its own, so only the guilty one fails.
+    - Workers start on demand, and a worker that died while idle fails no call.
+
+    `max_concurrency`: calls at the same time, sync and async apart; sync calls are also limited to 4 per core.
+    `folder`: searched first for the user's modules (None: the current folder). `marker`: the run that all processes of
+    user code carry in their environment.
     """
 
     def __init__(
@@ -168,7 +181,7 @@ class UserFunctionPool:
         self._runner = AgentRunner(
             run_id=marker, grace_s=0.0, sweep_s=0.05, log_path=log_path, owns="the workers of user functions"
         )
-        self._link: tempfile.TemporaryDirectory[str] | None = None
+        self._link_folder = tempfile.TemporaryDirectory(prefix="silva-")
         self._server: asyncio.Server | None = None
         self._closed = False
 
@@ -180,13 +193,13 @@ class UserFunctionPool:
 
     @property
     def pids(self) -> list[object]:
-        """Worker processes that live."""
+        """Process ids of the workers that take calls."""
         return [worker.pid for worker in self._workers.values() if worker.usable and worker.pid]
 
     async def check(self, path: str, flag: str, params: Sequence[str], optional: Sequence[str] = ()) -> UserFunction:
-        """Import the function in a worker. Raises ConfigError that names `flag` where it cannot take `params`.
+        """Import the function in a worker. Raises a ConfigError that names `flag` if it cannot take `params`.
 
-        `optional` are further parameters, given only to a function that needs them or names them so.
+        `optional`: further parameters, given only to a function that requires them or declares them by these names.
         """
         try:
             found = await self._alone(("check", path, (tuple(params), tuple(optional))))
@@ -213,23 +226,20 @@ class UserFunctionPool:
             _cut_log(self._log_path)
 
     async def close(self) -> None:
-        """End every worker and all that user code started, and wait for it. Callers that still wait get RunStopped."""
-        self._closed = True
-        async with self._lock:
-            tasks = [worker.task for worker in self._workers.values() if worker.task is not None]
+        """End every worker and everything that user code started, then return. Waiting callers get RunStopped."""
+        async with self._lock:  # a worker that starts now is among those that end
+            self._closed = True
         for worker in list(self._workers.values()):
             worker.kill()
-        if tasks:
-            await asyncio.wait(tasks)
         await self._runner.close()
-        if self._server is not None and self._link is not None:
+        if self._server is not None:
             self._server.close()
-            self._link.cleanup()
+        self._link_folder.cleanup()
 
     # -- one call ---------------------------------------------------------------------------------------------------
 
     async def _alone(self, request: _Request) -> object:
-        """One call in a worker of its own. A worker that ended before the call began is no fault of it: once more."""
+        """Make one call in a worker of its own. If the worker ended before the call began, try once more."""
         async with self._single_slots:
             answer, began = await self._run_single(request)
             if answer.kind == "crashed" and not began:
@@ -244,7 +254,7 @@ class UserFunctionPool:
         try:
             answer = await self._wait(call)
         finally:
-            # Nothing else stops sync code. This is the way out of a cancelled caller too.
+            # only the end of its process stops sync code; a cancelled caller leaves through here too
             if answer.kind not in ("value", "error"):
                 worker.kill()
             elif worker.usable:
@@ -276,7 +286,7 @@ class UserFunctionPool:
         return call
 
     async def _wait(self, call: _Call) -> _Answer:
-        """Its answer, or that it is late. A check never begins a call: it is nothing but an import."""
+        """Wait for its answer, or until it is late. A check never reports a begin: it is only an import."""
         await asyncio.wait([call.started, call.done], timeout=_LOAD_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
         if not call.done.done():
             if not call.started.done():
@@ -285,41 +295,34 @@ class UserFunctionPool:
         return call.done.result() if call.done.done() else _Answer("late")
 
     def _kill_if_in(self, worker: _Worker, call: _Call) -> None:
-        """A call that did not heed its cancellation holds up the loop: replace its worker."""
+        """Replace the worker of a call that its cancellation did not end: it may block the loop."""
         if not call.done.done():
-            log.warning("user code did not heed its cancellation; its worker is replaced (see %s)", self._log_path)
+            log.warning("a user function ignored its cancellation; its worker is replaced (see %s)", self._log_path)
             worker.kill()
 
     def _value(self, path: str, answer: _Answer) -> object:
-        """The value of a call, or UserCodeError."""
-        log_hint = f"; what it printed is in {self._log_path}"
-        match answer.kind:
-            case "value":
-                return answer.value
-            case "error":
-                raise UserCodeError("raised", f"{path} {answer.value}")
-            case "late":
-                text = f"took more than {self._timeout_s:g} s (--reward-timeout-s) and was ended"
-                raise UserCodeError("timeout", f"{path} {text}{log_hint}")
-            case "unloaded":
-                text = f"is in a module that did not load within {_LOAD_LIMIT_S:g} s"
-                raise UserCodeError("timeout", f"{path} {text}{log_hint}")
-            case "crashed":
-                raise UserCodeError("crashed", f"{path} {answer.value}{log_hint}")
-            case "disturbed" | "cancelled":
-                if self._closed:
-                    raise RunStopped("the run ended while user code was running")
-                raise UserCodeError("crashed", f"{path} lost its process{log_hint}")
+        """Return the value of a call. Raises UserCodeError, or RunStopped after the pool was closed."""
+        if answer.kind == "value":
+            return answer.value
+        if answer.kind == "error":
+            raise UserCodeError("raised", f"{path} {answer.value}")
+        if answer.kind == "disturbed" and self._closed:
+            raise RunStopped("the run ended while user code was running")
+        text = {
+            "late": f"took more than {self._timeout_s:g} s (--reward-timeout-s) and was ended",
+            "unloaded": f"is in a module that did not load within {_LOAD_LIMIT_S:g} s",
+            "crashed": answer.value,
+        }.get(answer.kind, "lost its process")
+        reason: Reason = "timeout" if answer.kind in ("late", "unloaded") else "crashed"
+        raise UserCodeError(reason, f"{path} {text}; its output is in {self._log_path}")
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
     async def _start(self, mode: Mode) -> _Worker:
-        """A new worker. Called under the lock."""
+        """Start a worker. Called under the lock: there is one shared worker, and none starts after `close`."""
         if self._closed:
             raise RunStopped("the run ended while user code was waiting")
-        if self._link is None:
-            self._link = tempfile.TemporaryDirectory(prefix="silva-")
-        link_path = f"{self._link.name}/link"
+        link_path = f"{self._link_folder.name}/link"
         if self._server is None:
             self._server = await asyncio.start_unix_server(self._serve, link_path)
         worker = _Worker(f"worker-{next(self._numbers)}")
@@ -338,7 +341,7 @@ class UserFunctionPool:
         return worker
 
     async def _own(self, spec: AgentSpec) -> _Answer:
-        """Run a worker to its end; how its calls end with it."""
+        """Run a worker to its end. Returns how the calls that are in it end."""
         try:
             end = await self._runner.run_agent(spec)
         except RunStopped as error:
@@ -358,7 +361,7 @@ class UserFunctionPool:
             call.end(_Answer("disturbed") if task.cancelled() else task.result())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take what one worker sends until it ends."""
+        """Read what one worker sends, until it ends."""
         hello = await read_message(reader)
         worker = self._workers.get(hello[1]) if hello is not None else None
         if worker is not None and hello is not None:
@@ -373,7 +376,7 @@ class UserFunctionPool:
 
 
 def _cut_log(path: Path) -> None:
-    """Keep the end of a log that has become too long. Its writers append, so they go on after it."""
+    """Cut a log that is too long to its end. Its writers append, so they continue after it."""
     try:
         size = path.stat().st_size
         if size <= MAX_LOG_BYTES:
@@ -383,6 +386,6 @@ def _cut_log(path: Path) -> None:
             tail = file.read(_LOG_TAIL_BYTES)
         os.truncate(path, 0)
         with path.open("ab") as file:
-            file.write(b"... (silva cut what stood here: the log had %d bytes)\n" % size + tail)
+            file.write(b"... (silva cut what was here: the log had %d bytes)\n" % size + tail)
     except OSError as error:
         log.warning("%s grows, and cannot be cut: %s", path, error.strerror or error)

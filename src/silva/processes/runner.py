@@ -1,12 +1,14 @@
-"""The process that owns all agents: starts them, reports their ends, and leaves none behind.
+"""The process that owns all agents (another one owns the workers of user functions): starts them, reports their ends,
+and leaves none behind.
 
 Contract. Consumes: `start` and `kill` messages (see `frames`) on descriptor 0. Produces: one `exit` (or `start_failed`)
 and one `gone` per session. Woken by: a message, SIGCHLD, SIGTERM, the next sweep, and once a second to see whether the
-trainer still lives. It ends when the stream ends, the trainer dies or SIGTERM comes, after it ended every agent.
+trainer still lives. It ends when the stream ends, the trainer dies or SIGTERM comes, after it has ended every agent.
 
-A session is over when its launcher exits. That is reported at once; then the rest of its processes get TERM, after the
-grace KILL, in sweeps, until two sweeps in a row find none. The launcher stays an unreaped zombie until then, so that
-nobody else can get its process group's number. The runner is a child-subreaper: what a session orphans comes back here.
+A session is over when its launcher exits. The exit is reported at once. Then the rest of its processes get TERM and,
+after the grace, KILL, in sweeps, until two sweeps in a row find none. Until then the launcher stays an unreaped zombie,
+so that no other process can get its process group's number. The runner is a child-subreaper: orphans of a session
+become its children.
 
 Standard library only, without its heavier parts: this process starts in a few hundredths of a second and stays small.
 """
@@ -26,16 +28,16 @@ from silva.processes.frames import FrameBuffer, Message, pack
 
 CONTROL_FD = 0
 _SHUTDOWN_GRACE_S = 2.0
-"""At most this long between TERM and KILL once the trainer is gone: nobody waits for the agents any more."""
+"""Most seconds between TERM and KILL once the trainer is gone: nobody waits for the agents any more."""
 _GIVE_UP_S = 10.0
-"""How long after the first KILL a process may stay (uninterruptible sleep, another user's) before it is reported."""
+"""Seconds after the first KILL at which a process that is still there (uninterruptible, another user's) is reported."""
 _CLEAN_SWEEPS = 2
 _AFTERWATCH_S = 2.0
-"""How long sweeps go on after the last session is gone: a fork that slipped through the listing is met then."""
+"""Seconds that sweeps go on after the last session is gone, to find a fork that the listing missed."""
 _SWEEP_SHARE = 10
 """Sweeps that cost t CPU seconds begin at least this many times t apart: at most a tenth of a core."""
 _IDLE_S = 1.0
-"""How often the runner looks around when nothing wakes it."""
+"""Seconds between rounds when nothing wakes the runner."""
 _PR_SET_CHILD_SUBREAPER = 36
 _CAN_PEEK = hasattr(os, "waitid")
 _DEFAULT_SIGNALS = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD]
@@ -46,17 +48,19 @@ class StartError(Exception):
 
 
 class Session:
-    """One launcher and what became of it. `kill_at` is None while nothing asked for its end."""
-
-    __slots__ = ("clean_sweeps", "exited", "id", "kill_at", "killed", "pid")
+    """One launcher and its end."""
 
     def __init__(self, session_id: str, pid: int) -> None:
         self.id = session_id
         self.pid = pid
         self.exited = False
+        """The launcher ended; other processes of the session may be left."""
         self.killed = False
+        """Its end was asked for before it came."""
         self.kill_at: float | None = None
+        """Monotonic time of KILL; None while nothing asked for its end."""
         self.clean_sweeps = 0
+        """Sweeps in a row that found no process of it."""
 
 
 class Runner:
@@ -71,7 +75,6 @@ class Runner:
         self._launchers: dict[int, str] = {}
         self._frames = FrameBuffer()
         self._out = bytearray()
-        self._can_write = True
         self._child_ended = False
         self._term_asked = False
         self._next_reap = 0.0
@@ -84,8 +87,8 @@ class Runner:
             os.set_blocking(fd, False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, self._on_sigchld)
-        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGCHLD, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
         signal.set_wakeup_fd(wake_write_fd, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -97,7 +100,7 @@ class Runner:
             while not self._done():
                 self._round()
         finally:
-            # Reached by an error of ours as well: then the agents still end, without reports.
+            # an error of ours leaves through here too: the agents still end
             self._begin_shutdown()
             while not self._done():
                 self._round()
@@ -115,9 +118,7 @@ class Runner:
     def _wait(self) -> None:
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
-        wanted = (select.POLLIN if self._shutdown_until is None else 0) | (
-            select.POLLOUT if self._out and self._can_write else 0
-        )
+        wanted = (select.POLLIN if self._shutdown_until is None else 0) | (select.POLLOUT if self._out else 0)
         if wanted:
             poll.register(CONTROL_FD, wanted)
         timeout_s = _IDLE_S
@@ -237,12 +238,12 @@ class Runner:
         if kill and (alive or not sweep.LINUX):
             sweep.send_group(session.pid, signal.SIGKILL)
         for proc in alive:
-            # The group had its TERM as a whole; a second one could count as an order to drop everything.
+            # the group has had its TERM; programs may take a second one as an order to drop everything
             if kill or proc.pgrp != session.pid:
                 sweep.end_process(proc, kill=kill)
         if not session.exited:
             return
-        # Without /proc nothing is known of the group but that it got its KILL.
+        # without /proc we only know that the group got its KILL
         clean = not alive if sweep.LINUX else kill
         session.clean_sweeps = session.clean_sweeps + 1 if clean else 0
         if session.clean_sweeps >= _CLEAN_SWEEPS:
@@ -251,7 +252,7 @@ class Runner:
             self._finish(session, len(alive))
 
     def _sweep_strays(self, now: float) -> int:
-        """KILL what carries a session that is not running (any more); at shutdown the run's unnamed processes too."""
+        """KILL processes of sessions that are not running (any more); at shutdown also those without a session."""
         num_strays = 0
         for owner in self._table.owners():
             if owner in self._sessions or (not owner and self._shutdown_until is None):
@@ -289,21 +290,17 @@ class Runner:
         self._flush()
 
     def _flush(self) -> None:
-        while self._out and self._can_write:
-            try:
-                written = os.write(CONTROL_FD, self._out)
-            except BlockingIOError:
-                return
-            except OSError:
-                self._can_write = False
-                return
-            del self._out[:written]
+        try:
+            while self._out:
+                del self._out[: os.write(CONTROL_FD, self._out)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._out.clear()  # the trainer is gone
 
-    def _on_sigchld(self, _signum: int, _frame: object) -> None:
-        self._child_ended = True
-
-    def _on_sigterm(self, _signum: int, _frame: object) -> None:
-        self._term_asked = True
+    def _on_signal(self, signum: int, _frame: object) -> None:
+        self._child_ended = self._child_ended or signum == signal.SIGCHLD
+        self._term_asked = self._term_asked or signum == signal.SIGTERM
 
 
 def spawn(argv: list[str], *, cwd: str, env: Mapping[str, str], log: str) -> int:
@@ -340,7 +337,7 @@ def spawn(argv: list[str], *, cwd: str, env: Mapping[str, str], log: str) -> int
 
 
 def describe_exec_error(error: OSError | ValueError, argv: Sequence[str], env: Mapping[str, str]) -> str:
-    """Why the system did not start the program, and what to do about it."""
+    """Return why the system did not start the program, and what to do about it."""
     text = f"it cannot be started with {argv[0]!r}: {_why(error)}"
     code = error.errno if isinstance(error, OSError) else None
     if code == errno.ENOENT:
@@ -361,9 +358,9 @@ def _why(error: OSError | ValueError) -> str:
 
 
 def _peek_exit(pid: int) -> tuple[int | None, int | None] | None:
-    """(exit code, signal) of a child that ended, which stays a zombie; None while it runs.
+    """Return (exit code, signal) of a child that ended, and leave it a zombie; None while it runs.
 
-    Where the system cannot look without reaping, the child is reaped, and its group's number is no longer held.
+    If the system cannot look without reaping, the child is reaped, and its group's number may be used again.
     """
     if _CAN_PEEK:
         info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

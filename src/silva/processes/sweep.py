@@ -1,13 +1,19 @@
 """Finds the processes of agents in /proc, however they were forked, and ends them.
 
-An agent's launcher, all its descendants and whatever they leave behind carry two variables from birth: the run's marker
-and the session's id. A process belongs to a session when it is the launcher, when its Unix session is the launcher's,
-when its parent belonged to it as it was first seen, or when its environment holds both variables. A process that clears
-its environment *and* leaves the Unix session *and* loses its parent before the first look is beyond this.
+An agent's launcher and all its descendants inherit two environment variables: the run's marker and the session's id. A
+process belongs to a session if one of these is true:
 
-Each process is looked at once: `/proc` entries keep their inode number as long as the process lives, so a later
-sweep costs one directory listing. Every signal is preceded by a check of the start time under a pidfd, so that a reused
-pid is never hit. On systems without Linux's /proc the tables stay empty and only process groups are ended.
+    it is the launcher
+    its Unix session is the launcher's                            (sleep 600 &)
+    its parent belonged to the session when it was first seen     (setsid sleep 600 &)
+    its environment has both variables                            ((setsid sleep 600 &) &)
+
+A process that clears its environment *and* leaves the Unix session *and* loses its parent before the first look is not
+found.
+
+Each process is read once: a `/proc` entry keeps its inode number as long as the process lives, so a later sweep costs
+one directory listing. Before every signal the start time is checked under a pidfd, so a reused pid is never hit. On
+systems without Linux's /proc the tables stay empty and only process groups are ended.
 
 Standard library only: the runner imports this.
 """
@@ -26,16 +32,15 @@ SESSION_MARKER = "RELAX_SESSION_ID"
 LINUX = sys.platform.startswith("linux")
 
 _LOOKS = 8
-"""How often a process with an empty or unreadable environment is looked at again: it may be inside an exec."""
+"""Number of reads of a process whose environment is empty or unreadable: it may be inside an exec."""
 _MAX_ENVIRON = 8 << 20
 _PROC_DIR = "/proc"
 
 Stat = namedtuple("Stat", "state ppid pgrp sid start")
-SweepResult = namedtuple("SweepResult", "num_ended num_left")
 
 
 class Proc:
-    """One process. `owner`: a session id, "" for a process of the run without a known session, None for a stranger."""
+    """One process."""
 
     __slots__ = ("inode", "looks", "owner", "pgrp", "pid", "start", "term_sent")
 
@@ -43,17 +48,19 @@ class Proc:
         self.pid = pid
         self.inode = inode
         self.start = 0
+        """Clock ticks from boot to its start: with the pid, its identity."""
         self.pgrp = 0
         self.owner: str | None = None
+        """Session id, "" for a process of the run without a known session, None for a stranger."""
         self.looks = _LOOKS
+        """Reads that are left; 0 once its owner is settled."""
         self.term_sent = False
 
 
 class ProcTable:
-    """What is known of the machine's processes, kept between sweeps.
+    """The processes of the machine and their owners, kept between sweeps.
 
-    `spare` are pids that are never owned (the sweeper itself and its ancestors). With `orphans_of` set to a pid, its
-    children that are no launchers count as processes of the run too.
+    `spare`: pids that never get an owner (the sweeper itself and its ancestors).
     """
 
     def __init__(self, run_id: str, *, spare: Iterable[int] = ()) -> None:
@@ -62,9 +69,10 @@ class ProcTable:
         self._procs: dict[int, Proc] = {}
         self._owned: dict[str, list[Proc]] = {}
         self.orphans_of: int | None = None
+        """A pid whose children, except launchers, count as processes of the run; None for no such pid."""
 
     def refresh(self, launchers: Mapping[int, str] | None = None) -> None:
-        """List /proc and look at every process that is new. `launchers` maps launcher pid to session id."""
+        """List /proc and read every process that is new. `launchers` maps launcher pid to session id."""
         launchers = launchers or {}
         known, procs = self._procs, {}
         owned: dict[str, list[Proc]] = {}
@@ -80,15 +88,15 @@ class ProcTable:
         self._procs, self._owned = procs, owned
 
     def forget(self) -> None:
-        """Look at every stranger again at the next refresh."""
+        """Read every stranger again at the next refresh."""
         self._procs = {pid: proc for pid, proc in self._procs.items() if proc.owner is not None}
 
     def owners(self) -> list[str]:
-        """Sessions with at least one process in the last listing ("" for the run's own)."""
+        """Return the sessions with at least one process in the last listing ("" for processes without a session)."""
         return list(self._owned)
 
     def alive(self, owner: str) -> list[Proc]:
-        """The session's processes that live now; zombies do not count."""
+        """Return the session's processes that live now, without zombies."""
         living: list[Proc] = []
         for proc in self._owned.get(owner, ()):
             stat = read_stat(proc.pid)
@@ -123,7 +131,7 @@ class ProcTable:
 
 
 def owner_in(environ: bytes, marker: bytes) -> str | None:
-    """The session that an environment block names: None without the run's marker, "" with the marker alone."""
+    """Return the session that an environment block names: None without the run's marker, "" with the marker alone."""
     if marker not in environ:
         return None
     entries = environ.split(b"\0")
@@ -137,17 +145,17 @@ def owner_in(environ: bytes, marker: bytes) -> str | None:
 
 
 def read_stat(pid: int) -> Stat | None:
-    """State, parent, group, Unix session, start time (clock ticks since boot); None when there is no such process."""
+    """Return state, parent, group, Unix session and start time of a process; None if there is none."""
     raw = _read(f"{_PROC_DIR}/{pid}/stat", 4096)
     if not raw:
         return None
-    # The command name may hold blanks and brackets; the fields begin behind its last bracket.
+    # the command name may contain blanks and brackets; the fields begin after its last bracket
     fields = raw[raw.rfind(b")") + 2 :].split()
     return Stat(fields[0].decode("ascii"), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
 
 
 def children_of_self() -> list[int]:
-    """Direct children of this process, zombies and adopted ones included."""
+    """Return the direct children of this process, including zombies and adopted ones."""
     me = os.getpid()
     raw = _read(f"{_PROC_DIR}/self/task/{me}/children", 1 << 20)
     if raw is not None:
@@ -156,13 +164,13 @@ def children_of_self() -> list[int]:
 
 
 def send_signal(proc: Proc, signum: int) -> bool:
-    """Signal this very process, not another one that got its pid since. False when it is gone or not ours to signal."""
+    """Signal this process, never another one that got its pid since. False if it is gone or not ours to signal."""
     try:
         fd = os.pidfd_open(proc.pid)
     except ProcessLookupError:
         return False
     except OSError:
-        fd = -1  # no pidfd on this kernel, or no descriptor free: the check below still holds
+        fd = -1  # no pidfd on this kernel, or no free descriptor: the check below still helps
     try:
         stat = read_stat(proc.pid)
         if stat is None or stat.start != proc.start:
@@ -180,22 +188,20 @@ def send_signal(proc: Proc, signum: int) -> bool:
 
 
 def send_group(pgid: int, signum: int) -> None:
-    """Signal a process group whose number is still held by an unreaped leader or a member."""
+    """Signal a process group. Its leader must not be reaped yet, or the number may be another group's."""
     try:
         os.killpg(pgid, signum)
     except (ProcessLookupError, PermissionError):
         pass
 
 
-def sweep_run(run_id: str, *, grace_s: float = 1.0, limit_s: float = 10.0, pause_s: float = 0.1) -> SweepResult:
+def sweep_run(run_id: str, *, grace_s: float = 1.0, limit_s: float = 10.0, pause_s: float = 0.1) -> int:
     """End every process that carries the run's marker: TERM, `grace_s`, KILL, until two looks in a row find none.
 
-    Blocks; at most `grace_s + limit_s`. Only for a run whose runner is dead. Returns how many processes were signalled
-    and how many are still there.
+    Blocks for at most `grace_s + limit_s`. Only for a run whose runner is dead. Returns how many processes are left.
     """
     table = ProcTable(run_id, spare=_own_line())
     kill_at = time.monotonic() + grace_s
-    signalled: set[tuple[int, int]] = set()
     clean_looks, left = 0, 0
     while clean_looks < 2:
         table.refresh()
@@ -206,11 +212,10 @@ def sweep_run(run_id: str, *, grace_s: float = 1.0, limit_s: float = 10.0, pause
         if now > kill_at + limit_s:
             break
         for proc in alive:
-            signalled.add((proc.pid, proc.start))
             end_process(proc, kill=now >= kill_at)
         if clean_looks < 2:
             time.sleep(pause_s)
-    return SweepResult(len(signalled), left)
+    return left
 
 
 def end_process(proc: Proc, *, kill: bool) -> None:
@@ -223,7 +228,7 @@ def end_process(proc: Proc, *, kill: bool) -> None:
 
 
 def _own_line() -> set[int]:
-    """This process and its ancestors."""
+    """Return this process and its ancestors."""
     line: set[int] = set()
     pid = os.getpid()
     while pid > 0 and pid not in line:
@@ -234,7 +239,7 @@ def _own_line() -> set[int]:
 
 
 def _list_pids() -> Iterator[tuple[int, int]]:
-    """(pid, inode number of its /proc entry) of every process."""
+    """Yield (pid, inode number of its /proc entry) of every process."""
     if not LINUX:
         return
     with os.scandir(_PROC_DIR) as entries:
@@ -248,7 +253,7 @@ def _read_environ(pid: int) -> bytes:
 
 
 def _read(path: str, limit: int) -> bytes | None:
-    """Up to `limit` bytes of a /proc file; None when the process is gone or the file is not ours to read."""
+    """Return up to `limit` bytes of a /proc file; None if the process is gone or we may not read it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -41,11 +41,11 @@ _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 class Unusable(Exception):
-    """The function cannot be loaded, or gave something that cannot be handed over; the text is for its author."""
+    """The function cannot be loaded, or its value cannot be handed over. The text is for the function's author."""
 
 
 class Link:
-    """The socket to the trainer. A trainer that is gone ends the process."""
+    """The socket to the trainer."""
 
     def __init__(self, path: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
@@ -54,19 +54,22 @@ class Link:
         self._pid = os.getpid()
 
     def receive(self) -> list[Message]:
-        """The next messages, at least one; none when the trainer closed the link."""
+        """Wait for the next messages. Returns at least one; none when the trainer closed the link."""
         while data := self.socket.recv(1 << 20):
             if messages := self._frames.feed(data):
                 return messages
         return []
 
     def send(self, *message: object) -> None:
+        self._write(pack(*message))
+
+    def _write(self, frame: bytes) -> None:
         if os.getpid() != self._pid:
-            os._exit(1)  # user code forked, and its child came back to here
-        self.socket.sendall(pack(*message))
+            os._exit(1)  # user code forked, and its child returned to here: its parent answers
+        self.socket.sendall(frame)
 
     def answer(self, number: int, value: Callable[[], object]) -> None:
-        """Send what `value` returns, made plain, or why it gave nothing."""
+        """Send what `value()` returns, made plain, or the error; then flush the user's output to the log."""
         try:
             frame = pack("value", number, plain(value()))
             if len(frame) > MAX_RESULT_BYTES:
@@ -74,7 +77,7 @@ class Link:
         except BaseException as error:  # noqa: BLE001  user code may raise anything, and only its call may fail
             self.send("error", number, failed(error))
         else:
-            self.socket.sendall(frame)
+            self._write(frame)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -82,7 +85,7 @@ class Link:
 
 @cache
 def load(path: str) -> Function:
-    """The function of a dotted path, imported once. Raises Unusable with what to do."""
+    """Import the function of a dotted path, once. Raises Unusable with a hint."""
     module_name, _, name = path.rpartition(".")
     if not all(part.isidentifier() for part in path.split(".")) or not module_name:
         near = path.replace(":", ".").replace("/", ".").replace(".py.", ".").strip(".")
@@ -123,7 +126,7 @@ def check(path: str, params: Sequence[str], optional: Sequence[str]) -> tuple[bo
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return is_async(function), ()  # a builtin that does not tell its signature
+        return is_async(function), ()  # a builtin without a signature
     accepts = optional if _takes(signature, params, optional) else ()
     try:
         signature.bind(*params, *accepts)
@@ -149,11 +152,14 @@ def is_async(function: Function) -> bool:
 
 
 def plain(value: object) -> object:
-    """`value` as numbers, texts, lists and dicts. Raises Unusable for what has no such form."""
+    """Convert `value` to numbers, texts, lists and dicts. Raises Unusable for what has no such form.
+
+    Example: `{"a": (np.float32(0.5), np.ones(2))}` becomes `{"a": [0.5, [1.0, 1.0]]}`.
+    """
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return str.__str__(value)  # not of a class of its own, as a member of a StrEnum is
+        return str.__str__(value)  # a member of a StrEnum becomes a plain text
     if isinstance(value, bytes):
         return bytes(value)
     if isinstance(value, int):
@@ -171,7 +177,7 @@ def plain(value: object) -> object:
     if inspect.iscoroutine(value):
         value.close()
         raise Unusable("returned a coroutine that nothing awaited; declare the function with `async def`")
-    to_list = getattr(value, "tolist", None)  # arrays and tensors, and numbers of theirs that are no Python numbers
+    to_list = getattr(value, "tolist", None)  # arrays, tensors, and their own kinds of numbers
     if callable(to_list):
         return plain(to_list())
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
@@ -179,7 +185,7 @@ def plain(value: object) -> object:
 
 
 def describe(error: BaseException) -> str:
-    """The error's own line, and the last lines of the user's code on the way to it."""
+    """Return the error's own line and the last lines of the user's code that led to it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     what = "".join(traceback.format_exception_only(error)).strip()
@@ -195,7 +201,7 @@ def _is_library(filename: str) -> bool:
 
 
 def failed(error: BaseException) -> str:
-    """What is reported of a call that ended with `error`; the whole traceback goes to the log."""
+    """Return what is reported about a call that ended with `error`; the whole traceback goes to the log."""
     if isinstance(error, Unusable):
         return str(error)
     with contextlib.suppress(OSError, ValueError):  # the log cannot be written
@@ -205,11 +211,11 @@ def failed(error: BaseException) -> str:
 
 
 def serve_single(link: Link, folder: str) -> None:
-    """One call after the other, until the link closes."""
+    """Make one call after the other, until the link closes."""
     while messages := link.receive():
         for operation, number, path, rest in messages:
             link.answer(number, lambda: check(path, *rest) if operation == "check" else _call(link, number, path, rest))  # noqa: B023
-            os.chdir(folder)  # the next call begins where this one did
+            os.chdir(folder)  # a call that changed the folder must not reach into the next one
 
 
 def _call(link: Link, number: int, path: str, arguments: bytes) -> object:
@@ -227,7 +233,7 @@ def _call(link: Link, number: int, path: str, arguments: bytes) -> object:
 
 
 async def serve_shared(link: Link) -> None:
-    """Calls of async functions at once, until the link closes. Its loop belongs to them."""
+    """Make calls of async functions at the same time, until the link closes."""
     import asyncio
 
     loop = asyncio.get_running_loop()
