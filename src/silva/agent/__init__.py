@@ -3,8 +3,8 @@
 Consumes what to start (`AgentSpec`) and a session's input; produces `AgentExit`s and the raw output of agents. Workers of
 user functions are started by the same door.
 
-Invariant: after a session ends no process of it is left, as far as its environment marker reaches; this also holds after
-kill -9 of the trainer or of the runner.
+Invariant: after a session ends no process of it is left, as far as its environment marker reaches. This also holds
+after kill -9 of the trainer or of the runner.
 
 Start with `client.py`; `files.py` is what an agent reads and writes, `environment.py` what it inherits.
 """
