@@ -1,7 +1,7 @@
 """Agent processes: their files, their environment, and the trainer's side of the runner that owns them.
 
-Consumes what to start (`AgentSpec`) and a session's input; produces `AgentExit`s and the raw output of agents. Workers of
-user functions are started by the same door.
+Consumes what to start (`AgentSpec`) and a session's input; produces `AgentExit`s and the raw output of agents. It
+also starts the workers of user functions.
 
 Invariant: after a session ends no process of it is left, as far as its environment marker reaches. This also holds
 after kill -9 of the trainer or of the runner.
