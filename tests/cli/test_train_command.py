@@ -222,6 +222,7 @@ def test_failed_groups_are_replaced_and_the_last_step_of_the_epochs_may_be_small
     assert [line["step"] for line in replayed] == [0, 1]
     for before, after in zip(steps, replayed, strict=True):
         learned = {name for name in before if name.startswith(("train/", "rollout/", "letters/", "staleness/"))}
+        learned = {name for name in learned if "start_lag" not in name}  # of groups that ran, not of recorded ones
         assert {"train/loss", "train/grad_norm", "rollout/passrate/pass@3", "letters/mean"} < learned
         assert {"train/value_loss", "train/critic_grad_norm", "train/return_mean"} < learned
         assert {name: after[name] for name in learned} == pytest.approx(

@@ -198,6 +198,7 @@ async def test_a_session_holds_few_turns_and_nothing_of_it_stays(codec: TurnCode
         assert len(held) == sum(map(len, turns._by_digest.values())) == MAX_ENDED
         known = [weakref.ref(thing) for thing in (live, live.session, live.session.forest, *held)]
         await serve.registry.finish("s", b"")
+        serve.leases.release(live.session)
         serve.opened.clear()
         del live, held, turns
         gc.collect()

@@ -85,7 +85,7 @@ class Steps:
             position=rollout_id,
             input=SessionInput(messages=[]),
         )
-        samples = tuple(self._steps[rollout_id])
+        samples = tuple(assign_group_credit(self._steps[rollout_id])[0])
         failures = (SlotFailure(session_id="f", reason="r", message=""),) * self._num_failed
         return StepGroups(groups=[GroupResult(prompt=prompt, group_id="g", samples=samples, failures=failures)])
 

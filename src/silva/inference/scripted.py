@@ -120,6 +120,9 @@ class ScriptedEngine:
     written to `log_path` (one JSON object a line, flushed) before it is answered. All waits run on the injected clock.
     """
 
+    image_support: ImageSupport = "any"
+    """It reads no image, so it takes them all."""
+
     def __init__(
         self,
         lines: Sequence[ScriptLine],
@@ -138,7 +141,6 @@ class ScriptedEngine:
         self._stack = ExitStack()
         self.max_context_len = max_context_len
         self.version = 0
-        self.image_support: ImageSupport = "any"  # it reads none, so it takes them all
         self._num_calls: Counter[str] = Counter()
         self._aborted: dict[str, asyncio.Event] = {}
         self._encoded: dict[int, list[int]] = {}
