@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from silva.agent.client import AgentRunner, AgentSpec
+from silva.agent.agent_runner import AgentRunner, AgentSpec
 
 COMMANDS = ["true", "python3 -I -S -c pass"]
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")

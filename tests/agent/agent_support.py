@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from silva.agent.client import AgentSpec
+from silva.agent.agent_runner import AgentSpec
 
 PYTHON = "python3 -I -S -c"
 

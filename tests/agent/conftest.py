@@ -3,7 +3,7 @@ import uuid
 import pytest
 from marked import marked
 
-from silva.agent.client import AgentRunner
+from silva.agent.agent_runner import AgentRunner
 
 
 @pytest.fixture

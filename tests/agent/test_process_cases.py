@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from marked import marked
 
-from silva.agent import client
-from silva.agent.client import AgentRunner, AgentSpec
+from silva.agent import agent_runner
+from silva.agent.agent_runner import AgentRunner, AgentSpec
 from silva.agent.files import log_tail
 
 TREE = """
@@ -35,7 +35,7 @@ TREE_SIZE = 5
 
 TRAINER = """
 import asyncio, json, sys
-from silva.agent.client import AgentRunner, AgentSpec
+from silva.agent.agent_runner import AgentRunner, AgentSpec
 
 async def main():
     specs = json.load(sys.stdin)
@@ -90,7 +90,7 @@ def start_trainer():
             [sys.executable, "-c", prefix + TRAINER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(client.__file__).parents[2])},
+            env={**os.environ, "PYTHONPATH": str(Path(agent_runner.__file__).parents[2])},
             start_new_session=True,
         )
         started.append(trainer)

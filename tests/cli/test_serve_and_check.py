@@ -159,7 +159,7 @@ def test_check_names_what_is_wrong(tmp_path: Path, model_dir: Path) -> None:
 
 def test_gateway_forest_and_runner_work_without_torch(tmp_path: Path) -> None:
     parts = (
-        "agent.client processes.runner gateway.server inference.scripted rollout.group_runner run.assembly codec "
+        "agent.agent_runner processes.runner gateway.server inference.scripted rollout.group_runner run.assembly codec "
         "store.ledger"
     )
     code = f"""

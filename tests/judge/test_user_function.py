@@ -61,6 +61,10 @@ def leaves_things(_, __):
     os.chdir("/")
     signal.setitimer(signal.ITIMER_REAL, 0.05)
 
+def where(_, __):
+    print("no end of line", end="")
+    return os.getcwd()
+
 def children(_, __):
     subprocess.Popen(["sleep", "600"], start_new_session=True)
     return subprocess.Popen(["sleep", "600"]).pid
@@ -95,6 +99,7 @@ async def cancels_all(_, __):
 async def leaves(how, _):
     await asyncio.sleep(0.05)
     if how == "task":
+        asyncio.get_running_loop().run_in_executor(None, time.sleep, 1)
         asyncio.create_task(ends_soon())
         await asyncio.sleep(5)
     sys.exit(5)
@@ -214,10 +219,12 @@ async def test_workers_are_reused_bounded_and_start_clean(folder: Path):
         assert len(set(await asyncio.gather(*(pid(0, 0.05) for _ in range(6))))) == 2
         await (await pool.check("rewards.leaves_things", "--x", ("args", "sample")))(0, 0)
         assert await pid(0, 0.2) in pool.pids  # the timer that was left running did not end it
+        assert await (await pool.check("rewards.where", "--x", ("args", "sample")))(0, 0) == str(folder)
+        assert (folder / "user_code.log").read_text() == "no end of line"
         asleep = await pool.check("rewards.later", "--x", ("args", "sample"))
         assert await asyncio.gather(*(asleep(n, 0.01) for n in range(8))) == list(range(8))
-        first = pool.pids[0]
-        os.kill(first, signal.SIGKILL)
+        for worker in pool.pids:
+            os.kill(worker, signal.SIGKILL)
         assert await asyncio.gather(pid(0, 0.05), pid(0, 0.05))  # a worker that died while idle fails no call
 
 

@@ -188,7 +188,7 @@ def test_sweep_run_spares_its_own_process_and_ancestors(run_id):
 def test_after_the_death_of_trainer_and_runner_a_sweep_ends_what_is_left(run_id, tmp_path):
     code = f"""
 import asyncio, os
-from silva.agent.client import AgentRunner, AgentSpec
+from silva.agent.agent_runner import AgentRunner, AgentSpec
 async def main():
     runner = AgentRunner(run_id={run_id!r})
     await runner.start()

@@ -13,7 +13,7 @@ from gateway_serve import Json, Serve, serving, until
 from manual_clock import ManualClock
 from silva_command import AGENT
 
-from silva.agent.client import AgentRunner
+from silva.agent.agent_runner import AgentRunner
 from silva.agent.options import AgentOptions
 from silva.codec import TurnCodec
 from silva.export.exporter import Exporter

@@ -15,7 +15,7 @@ from silva_command import AGENT, TWO_TURNS, run_silva, write_rows
 from tiny_model import build_tiny_model
 
 import silva
-from silva.agent.client import AgentRunner
+from silva.agent.agent_runner import AgentRunner
 from silva.codec import TurnCodec
 from silva.inference.scripted import ScriptedEngine, ScriptLine
 from silva.types.clock import Clock

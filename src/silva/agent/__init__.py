@@ -6,5 +6,5 @@ also starts the workers of user functions.
 Invariant: after a session ends no process of it is left, as far as its environment marker reaches. This also holds
 after kill -9 of the trainer or of the runner.
 
-Start with `client.py`; `files.py` is what an agent reads and writes, `environment.py` what it inherits.
+Start with `agent_runner.py`; `files.py` is what an agent reads and writes, `environment.py` what it inherits.
 """

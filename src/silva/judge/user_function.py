@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from silva.agent.client import AgentRunner, AgentSpec
+from silva.agent.agent_runner import AgentRunner, AgentSpec
 from silva.agent.environment import trainer_environment
 from silva.processes.frames import child_command, pack, read_message
 from silva.processes.sweep import RUN_MARKER

@@ -277,7 +277,9 @@ def main(mode: str, link_path: str, name: str, folder: str) -> None:
     if mode == "shared":
         import asyncio
 
-        # A task that raises SystemExit ends the process at once: `asyncio.run` would cancel the other calls first.
-        asyncio.new_event_loop().run_until_complete(serve_shared(link))
+        try:
+            asyncio.new_event_loop().run_until_complete(serve_shared(link))
+        finally:
+            os._exit(1)  # a task raised SystemExit, or the link closed: threads of user code must not delay the end
     else:
         serve_single(link, folder)

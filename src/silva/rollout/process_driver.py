@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
-from silva.agent.client import AgentExit, AgentSpec
+from silva.agent.agent_runner import AgentExit, AgentSpec
 from silva.agent.environment import agent_environment, parse_agent_env
 from silva.agent.files import SessionFiles, create_session, log_tail, read_output_bytes
 from silva.agent.options import AgentOptions

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from silva.agent.client import AgentRunner
+from silva.agent.agent_runner import AgentRunner
 from silva.agent.environment import withheld_names
 from silva.config.options import RunConfig
 from silva.config.validate import (

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from silva.agent.client import AgentRunner
+from silva.agent.agent_runner import AgentRunner
 from silva.config.options import RunConfig
 from silva.config.parse import from_values, read_config_file, refuse_unknown
 from silva.config.validate import Command

@@ -10,8 +10,8 @@ import pytest
 from agent_support import PYTHON, agent, alive, until, zombies_of
 from marked import marked
 
-from silva.agent import client
-from silva.agent.client import AgentRunner
+from silva.agent import agent_runner
+from silva.agent.agent_runner import AgentRunner
 from silva.agent.files import log_tail
 from silva.processes.frames import child_command
 from silva.types.errors import RunStopped
@@ -176,10 +176,10 @@ async def test_an_agent_gets_its_grace_after_term(runner, tmp_path):
 
 async def test_starts_that_fail_say_why_and_harm_nobody_else(runner, tmp_path):
     good = agent(tmp_path, runner.run_id, "good", "true")
-    no_cwd = client.AgentSpec(
+    no_cwd = agent_runner.AgentSpec(
         session_id="no-cwd", command="true", cwd=tmp_path / "missing", env={}, log_path=tmp_path / "x.log"
     )
-    no_log = client.AgentSpec(
+    no_log = agent_runner.AgentSpec(
         session_id="no-log", command="true", cwd=tmp_path, env={}, log_path=tmp_path / "missing" / "x.log"
     )
     too_big = agent(tmp_path, runner.run_id, "big", "true", HUGE="x" * 200_000)
@@ -249,7 +249,7 @@ async def test_term_makes_the_runner_end_its_agents_first(runner, tmp_path):
 
 @pytest.mark.slow
 async def test_a_runner_that_does_not_answer_is_replaced(runner, tmp_path, monkeypatch):
-    monkeypatch.setattr(client, "_MARGIN_S", 0.5)
+    monkeypatch.setattr(agent_runner, "_MARGIN_S", 0.5)
     running = asyncio.create_task(runner.run_agent(agent(tmp_path, runner.run_id, "s", "sleep 600")))
     await until(lambda: marked(runner.run_id), "the agent runs")
     os.kill(runner.pid, signal.SIGSTOP)
@@ -286,7 +286,7 @@ async def test_without_proc_and_waitid_the_process_group_ends(tmp_path, monkeypa
     command[-1] = command[-1].replace(
         "from silva", "import os; del os.waitid; from silva.processes import sweep; sweep.LINUX = False; from silva", 1
     )
-    monkeypatch.setattr(client, "child_command", lambda *_, **__: command)
+    monkeypatch.setattr(agent_runner, "child_command", lambda *_, **__: command)
     runner = AgentRunner(run_id="group-only", grace_s=0.3, sweep_s=0.05)
     deaf = "(trap '' TERM; touch up; while :; do sleep 0.02; done) & while ! [ -e up ]; do sleep 0.02; done; "
     ends = [
