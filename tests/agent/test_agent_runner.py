@@ -215,6 +215,8 @@ async def test_the_death_of_the_runner_ends_its_agents_and_the_next_session_gets
     os.kill(runner.pid, signal.SIGKILL)
     ends = await asyncio.gather(*running)
     assert [end.runner_lost for end in ends] == [True] * 3
+    # the next agent waits until the sweep for those of the dead runner is over
+    assert (await runner.run_agent(agent(tmp_path, runner.run_id, "at-once", "sleep 0.5"))).ok
     assert all(await asyncio.gather(*(runner.session_gone(f"s{i}") for i in range(3))))
     assert marked(runner.run_id) == []
     assert (await runner.run_agent(agent(tmp_path, runner.run_id, "next", "true"))).ok

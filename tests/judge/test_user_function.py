@@ -138,7 +138,7 @@ async def pool_in(folder: Path, **more):
         log_path=folder / "user_code.log", marker=f"run-{folder.name}-code", folder=folder, **more
     ) as pool:
         yield pool
-    assert marked(f"run-{folder.name}-code") == []
+    assert marked(f"run-{folder.name}-code") == [] and not Path(pool._link_folder.name).exists()
 
 
 async def test_values_go_out_and_errors_come_back_with_the_users_own_lines(folder: Path):

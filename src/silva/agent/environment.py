@@ -1,10 +1,15 @@
-"""What an agent's environment holds.
+"""The environment of an agent.
 
-The contract's variables tell the agent its task and where the model is. Beside them it inherits the trainer's
-environment, without what looks like a secret (`withheld_names`), without the addresses and keys of model services (an
-agent that forgets to map the contract's variables then fails instead of asking a paid model), and without what silva
-sets for its own numeric libraries. `--agent-env` passes a withheld variable on purpose. `--agent-env-clear` leaves only
-the few variables that a program needs to run.
+The contract's variables give the agent its task and the address of the model. It also inherits the trainer's
+environment, except for:
+
+    what looks like a secret                      see `withheld_names`
+    addresses and keys of model services          an agent that ignores the contract's variables then fails, and
+                                                  does not ask a paid model
+    settings of silva for its numeric libraries   the agent gets the values that silva was started with
+
+`--agent-env` passes a withheld variable on purpose. `--agent-env-clear` leaves only the few variables that a program
+needs to run.
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ _PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 
 
 def parse_agent_env(items: Iterable[str]) -> dict[str, str]:
-    """`K=V` items of --agent-env as a mapping. Raises ConfigError for what cannot be a variable or is reserved."""
+    """Return the `K=V` items of --agent-env as a mapping. Raises ConfigError for invalid and reserved names."""
     env: dict[str, str] = {}
     for item in items:
         name, equals, value = item.partition("=")
@@ -58,7 +63,7 @@ def parse_agent_env(items: Iterable[str]) -> dict[str, str]:
         if name in env:
             raise ConfigError(f"--agent-env gives {name} twice, as {env[name]!r} and {value!r}; keep one")
         if "\0" in value:
-            raise ConfigError(f"--agent-env {name}: the value holds a NUL byte, which no environment can carry")
+            raise ConfigError(f"--agent-env {name}: the value contains a NUL byte, which no environment can carry")
         env[name] = value
     return env
 
@@ -75,11 +80,11 @@ def agent_environment(
     env_clear: bool = False,
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The whole environment of one agent.
+    """Return the whole environment of one agent.
 
-    `base` is what it inherits from (this process's environment, less what silva set for numeric libraries). The folder
-    of the running interpreter stands first in PATH unless `agent_env` sets PATH. With a proxy configured, the gateway's
-    host is exempted from it.
+    `base`: what it inherits from (None: this process's environment as its user gave it). The folder of the running
+    interpreter comes first in PATH unless `agent_env` sets PATH. If a proxy is configured, the gateway's host is
+    exempted from it.
     """
     agent_env = agent_env or {}
     source = trainer_environment() if base is None else base
@@ -107,14 +112,17 @@ def agent_environment(
 
 
 def withheld_names(base: Mapping[str, str] | None = None) -> list[str]:
-    """Variables of the trainer that agents do not get unless --agent-env names them, sorted."""
+    """Return the variables of the trainer that agents get only if --agent-env names them, sorted."""
     source = trainer_environment() if base is None else base
     return sorted(name for name, value in source.items() if _is_withheld(name, value))
 
 
 def looks_secret(name: str, value: str = "") -> bool:
-    """A word of the name (split at `_`) or its end says key, token, secret, password or credential, or the value is an
-    address with a login in it. Proxy addresses may carry a login: agents need them to reach the network."""
+    """Whether a variable is probably a secret.
+
+    True if a word of the name (split at `_`) or its end is key, token, secret, password, credential or the like, or if
+    the value is an address that contains a login. Proxy addresses may contain one: agents need them for the network.
+    """
     upper = name.upper()
     if upper in _NO_SECRET:
         return False
@@ -124,7 +132,7 @@ def looks_secret(name: str, value: str = "") -> bool:
 
 
 def trainer_environment() -> dict[str, str]:
-    """This process's environment as its user gave it: numeric-library settings are those it was started with."""
+    """Return this process's environment as its user gave it, with the numeric-library settings from its start."""
     env = dict(os.environ)
     at_start = _environment_at_start()
     for name in _NUMERIC:
@@ -136,7 +144,7 @@ def trainer_environment() -> dict[str, str]:
 
 @functools.cache
 def _environment_at_start() -> dict[str, str]:
-    """What the kernel keeps of the environment that this process was started with; elsewhere the current one."""
+    """Return the environment that this process was started with, from the kernel; the current one without /proc."""
     try:
         block = Path("/proc/self/environ").read_bytes()
     except OSError:
@@ -152,7 +160,7 @@ def _is_withheld(name: str, value: str) -> bool:
 
 
 def _path(inherited: str | None) -> str:
-    """The inherited PATH behind the folder of this interpreter (of the virtual environment, where it is one)."""
+    """Return the inherited PATH after the folder of this interpreter (of the virtual environment, if it is one)."""
     first = str(Path(sys.executable).parent)
     rest = [part for part in (inherited or os.defpath).split(os.pathsep) if part != first]
     return os.pathsep.join([first, *rest])

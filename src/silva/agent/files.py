@@ -5,9 +5,9 @@
     command.log   everything the agent's processes print
     io/           the agent's own scratch folder (RELAX_SESSION_IO_DIR); it may empty it without losing the others
 
-The session id is the model credential, so the folders are readable by their owner only. Nothing that an agent puts in
-place of a file (a fifo, a folder, a device, a file without end) can make the trainer wait or fail: it becomes a
-`SessionFailure` of that session.
+The session id is the model credential, so only their owner can read the folders. An agent may put anything in place of
+a file (a fifo, a folder, a device, a file without end): the trainer does not wait or fail, the session gets a
+`SessionFailure`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,22 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionFiles:
-    """Absolute paths of one session's files."""
+    """Absolute paths of one session's files; the module head shows the folder."""
 
     root: Path
+    """The session's folder."""
     input_json: Path
+    """Written before the agent starts."""
     output_json: Path
+    """Absent until the agent writes it."""
     io_dir: Path
+    """The agent's scratch folder."""
     command_log: Path
+    """Output and errors of the agent's processes."""
 
 
 def session_files(run_dir: Path, session_id: str) -> SessionFiles:
-    """The paths of a session; makes nothing. Raises SessionFailure for an id that cannot name a folder."""
+    """Return the paths of a session; creates nothing. Raises SessionFailure for an id that cannot name a folder."""
     if not _SAFE_ID.match(session_id):
         raise SessionFailure(
             "session_id_invalid",
@@ -59,7 +64,7 @@ def session_files(run_dir: Path, session_id: str) -> SessionFiles:
 
 
 def create_session(run_dir: Path, session_id: str, session_input: SessionInput) -> SessionFiles:
-    """Make the session's folder and write its input. Raises SessionFailure when that fails (also for a full disk)."""
+    """Create the session's folder and write its input. Raises SessionFailure if that fails, also for a full disk."""
     files = session_files(run_dir, session_id)
     try:
         files.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,7 +77,7 @@ def create_session(run_dir: Path, session_id: str, session_input: SessionInput) 
 
 
 def write_input(root: Path, session_input: SessionInput) -> Path:
-    """Write `input.json` in the folder `root` as UTF-8. Raises SessionFailure for values that JSON cannot hold."""
+    """Write `input.json` in the folder `root` as UTF-8. Raises SessionFailure for values that JSON cannot express."""
     try:
         text = json.dumps(session_input.to_json(), ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError) as error:
@@ -80,7 +85,7 @@ def write_input(root: Path, session_input: SessionInput) -> Path:
     try:
         data = text.encode()
     except UnicodeEncodeError:
-        # Half a surrogate pair in a dataset row: escapes carry it unchanged.
+        # a dataset row may contain half a surrogate pair: escapes carry it unchanged
         data = json.dumps(session_input.to_json(), allow_nan=False).encode("ascii")
     path = root / "input.json"
     path.write_bytes(data)
@@ -88,7 +93,7 @@ def write_input(root: Path, session_input: SessionInput) -> Path:
 
 
 def log_tail(path: Path, limit: int = LOG_TAIL_BYTES) -> str:
-    """The last `limit` bytes of a log as text; what is no UTF-8 is replaced. "" when there is no such file."""
+    """Return the last `limit` bytes of a log as text, with replacements for what is no UTF-8; "" without a log."""
     try:
         fd = _open_regular(path, extra_flags=os.O_NOFOLLOW)
     except (OSError, SessionFailure):
@@ -101,16 +106,16 @@ def log_tail(path: Path, limit: int = LOG_TAIL_BYTES) -> str:
 
 
 def read_output(path: Path) -> OutputDocument:
-    """Read what the agent wrote. A missing or blank file is an export that says nothing.
+    """Read what the agent wrote. A missing or blank file is an empty export.
 
-    Raises SessionFailure as `parse_output`, and where there is something that cannot be read. Blocks for as long as
-    64 MB take to read and parse.
+    Raises SessionFailure as `parse_output` does, and for a file that cannot be read. Blocks while up to 64 MB are read
+    and parsed.
     """
     return parse_output(read_output_bytes(path))
 
 
 def _open_regular(path: Path, *, extra_flags: int = 0) -> int:
-    """Open a regular file without ever waiting (a fifo would). Raises OSError, or SessionFailure for another kind."""
+    """Open a regular file; never waits, as a fifo would. Raises OSError, or SessionFailure for another kind of file."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | extra_flags)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -119,7 +124,7 @@ def _open_regular(path: Path, *, extra_flags: int = 0) -> int:
 
 
 def read_output_bytes(path: Path) -> bytes:
-    """What the agent wrote, at most 64 MB of it; nothing where there is no file. Raises SessionFailure."""
+    """Read what the agent wrote, at most 64 MB; b"" without a file. Raises SessionFailure."""
     try:
         fd = _open_regular(path)
     except FileNotFoundError:
