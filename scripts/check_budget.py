@@ -1,4 +1,4 @@
-"""The size budget: fails where a file, function, nesting or class grew past what a reader can hold.
+"""The size budget: fails where a file, function, nesting, class or set of options grew past what a reader can hold.
 
 Usage: python scripts/check_budget.py [FOLDER ...]   (default: src tests bench examples scripts)
 """
@@ -14,6 +14,8 @@ MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_NESTING = 4
 MAX_PUBLIC_METHODS = 15
+MAX_CLASS_LINES = 300
+MAX_OPTIONS = 20
 
 _BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -34,10 +36,21 @@ def faults(path: Path) -> Iterator[str]:
             if deepest > MAX_NESTING:
                 yield f"{path}:{node.lineno}: {node.name} nests {deepest} deep, {MAX_NESTING} allowed"
         if isinstance(node, ast.ClassDef) and path.parts[0] != "tests":  # a state machine's rules are methods
-            public = [item.name for item in node.body if isinstance(item, _FUNCTIONS) and item.name[0] != "_"]
-            if len(public) > MAX_PUBLIC_METHODS:
-                place = f"{path}:{node.lineno}: {node.name}"
-                yield f"{place} has {len(public)} public methods, {MAX_PUBLIC_METHODS} allowed"
+            yield from class_faults(path, node)
+
+
+def class_faults(path: Path, node: ast.ClassDef) -> Iterator[str]:
+    """The same for one class."""
+    place = f"{path}:{node.lineno}: {node.name}"
+    public = [item.name for item in node.body if isinstance(item, _FUNCTIONS) and item.name[0] != "_"]
+    if len(public) > MAX_PUBLIC_METHODS:
+        yield f"{place} has {len(public)} public methods, {MAX_PUBLIC_METHODS} allowed"
+    length = (node.end_lineno or node.lineno) - node.lineno + 1
+    if length > MAX_CLASS_LINES:
+        yield f"{place} has {length} lines, {MAX_CLASS_LINES} allowed"
+    fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+    if node.name.endswith(("Options", "Settings", "Config")) and len(fields) > MAX_OPTIONS:
+        yield f"{place} has {len(fields)} fields, {MAX_OPTIONS} allowed"
 
 
 def nesting(body: list[ast.stmt]) -> int:
