@@ -10,28 +10,22 @@ processes may read meanwhile (`silva.store.queries`).
 from __future__ import annotations
 
 import math
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 from silva.store.encode import to_column
-from silva.store.files import DB_NAME, LedgerError, lock_run, open_writer
+from silva.store.files import DB_NAME
+from silva.store.ledger_writer import LedgerWriter, Statement
 from silva.store.rows import insert_session_rows
 from silva.types.clock import Clock, SystemClock
 from silva.types.messages import JsonObject
 from silva.types.rollout import Mode, PromptState, SessionRow, TrainingSample
 from silva.types.text import safe_text
 
-_GATHER_S = 0.1
-"""Calls within this time share a transaction. A caller that waits for the disk ends the wait early."""
-_MAX_BATCH = 256
-_OUR_MISTAKES = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)
 _FINAL_WITHOUT_REASON = ("trained", "delivered")
 
 
@@ -64,24 +58,6 @@ class Recovered:
     """Prompts that were trained after the checkpoint."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    write: Callable[[sqlite3.Connection], object]
-    done: Future[object]
-    durable: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Statement:
-    """A write of one statement, which is all or nothing by itself: it needs no savepoint."""
-
-    sql: str
-    values: tuple[object, ...]
-
-    def __call__(self, conn: sqlite3.Connection) -> None:
-        conn.execute(self.sql, self.values)
-
-
 class RunLedger:
     """Writes the run ledger.
 
@@ -104,16 +80,8 @@ class RunLedger:
     ):
         self.path = Path(run_dir) / DB_NAME
         self._clock = clock or SystemClock()
-        self._lock_file = lock_run(Path(run_dir), must_exist=resume)
-        try:
-            self._conn = open_writer(self.path, busy_timeout_s, resume=resume)
-        except BaseException:
-            self._lock_file.close()
-            raise
+        self._writer = LedgerWriter(Path(run_dir), busy_timeout_s, resume=resume)
         self._mutex = threading.Lock()
-        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
-        self._urgent = threading.Event()
-        self._failure: BaseException | None = None
         self._closed = False
         self._recovered = not resume
         self._pending: dict[str, Mode] = {}
@@ -121,8 +89,6 @@ class RunLedger:
         self._groups: dict[str, tuple[str, Mode, int]] = {}
         self._groups_of: dict[str, list[str]] = {}
         self._running: dict[str, tuple[str, Mode]] = {}
-        self._thread = threading.Thread(target=self._serve, name="silva-ledger", daemon=True)
-        self._thread.start()
 
     @classmethod
     def open_existing(
@@ -161,13 +127,13 @@ class RunLedger:
             self._pending[prompt_id] = mode
             if prompt_id in self._reopenable:
                 self._reopenable.discard(prompt_id)
-                return self._put(
-                    _Statement(
+                return self._writer.put(
+                    Statement(
                         "UPDATE prompts SET state = 'pending', train_step = NULL WHERE prompt_id = ?", (prompt_id,)
                     )
                 )
-            return self._put(
-                _Statement(
+            return self._writer.put(
+                Statement(
                     "INSERT INTO prompts (prompt_id, mode, dataset, epoch, row, position, input) "
                     "VALUES (?, ?, ?, ?, ?, ?, ?)",
                     values,
@@ -203,7 +169,7 @@ class RunLedger:
                 _set_each(conn, f"UPDATE prompts SET state = ?, reason = ?, train_step = ? WHERE {pending}", rows)
                 _set_each(conn, "UPDATE groups SET train_step = ? WHERE group_id = ?", ended)
 
-            return self._put(write)
+            return self._writer.put(write)
 
     # Groups and sessions
 
@@ -221,7 +187,7 @@ class RunLedger:
             self._groups_of.setdefault(prompt_id, []).append(group_id)
             columns = "group_id, prompt_id, mode, n, start_step, attempt"
             values = (group_id, prompt_id, mode, n, start_step, attempt)
-            return self._put(_Statement(f"INSERT INTO groups ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values))
+            return self._writer.put(Statement(f"INSERT INTO groups ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values))
 
     def start_session(self, session_id: str, *, group_id: str, slot: int, try_index: int = 0) -> Future[object]:
         """A session starts in a slot of a started group; a retry is a new session in the same slot."""
@@ -237,8 +203,8 @@ class RunLedger:
             assert 0 <= slot < n and try_index >= 0, f"session {session_id}: slot {slot} of {n}, try {try_index}"
             self._running[session_id] = (group_id, mode)
             values = (session_id, group_id, slot, try_index, mode, started_s)
-            return self._put(
-                _Statement(
+            return self._writer.put(
+                Statement(
                     "INSERT INTO sessions (session_id, group_id, slot, try_index, mode, started_s) "
                     "VALUES (?, ?, ?, ?, ?, ?)",
                     values,
@@ -268,7 +234,7 @@ class RunLedger:
                 f"{where} is not running in group {record.group_id} as {record.mode}"
             )
             del self._running[record.session_id]
-            return self._put(lambda conn: insert_session_rows(conn, record, ended_s))
+            return self._writer.put(lambda conn: insert_session_rows(conn, record, ended_s))
 
     def set_credits(self, samples: Iterable[TrainingSample]) -> Future[object]:
         """Write the credits of contexts of ended sessions, in one transaction. Those without credit are passed over."""
@@ -288,7 +254,7 @@ class RunLedger:
     def event(self, kind: str, detail: object = None) -> Future[object]:
         """Keep a fact that belongs to no session, such as the start of the run."""
         values = (self._clock.wall_s(), kind, to_column(detail))
-        return self._submit(_Statement("INSERT INTO events (at_s, kind, detail) VALUES (?, ?, ?)", values))
+        return self._submit(Statement("INSERT INTO events (at_s, kind, detail) VALUES (?, ?, ?)", values))
 
     # The file
 
@@ -313,7 +279,7 @@ class RunLedger:
             self._recovered = True
             self._check_usable()
             found: list[tuple[Recovered, set[str]]] = []
-            written = self._put(lambda conn: found.append(_recover(conn, train_step, now_s)), durable=True)
+            written = self._writer.put(lambda conn: found.append(_recover(conn, train_step, now_s)), durable=True)
         written.result()
         ((recovered, reopenable),) = found
         with self._mutex:
@@ -325,127 +291,19 @@ class RunLedger:
         """Write what is queued, end the thread, release the file. Raises if a write failed. May be called twice."""
         with self._mutex:
             first, self._closed = not self._closed, True
-            if first:
-                self._queue.put(None)
-                self._urgent.set()
-        self._thread.join()
-        if first and self._failure is not None:
-            raise self._failure
+        self._writer.close()
+        if first:
+            self._writer.check()
 
     def _check_usable(self) -> None:
         assert not self._closed, "the run ledger is closed"
         assert self._recovered, "recover is the first call after open_existing"
-        if self._failure is not None:
-            raise self._failure
+        self._writer.check()
 
     def _submit(self, write: Callable[[sqlite3.Connection], object], *, durable: bool = False) -> Future[object]:
         with self._mutex:
             self._check_usable()
-            return self._put(write, durable=durable)
-
-    def _put(self, write: Callable[[sqlite3.Connection], object], *, durable: bool = False) -> Future[object]:
-        done: Future[object] = Future()
-        done.set_running_or_notify_cancel()  # a caller that stops waiting must not undo its write
-        self._queue.put(_Job(write, done, durable))
-        if durable:
-            self._urgent.set()
-        return done
-
-    # The writer thread
-
-    def _serve(self) -> None:
-        """Consumes the queue, waits for calls, produces transactions; ended by the None that `close` puts."""
-        open_ = True
-        while open_:
-            batch, open_ = self._next_batch()
-            if batch:
-                self._write(batch)
-        try:
-            self._conn.close()
-        except sqlite3.Error as error:
-            self._fail(error)
-        self._lock_file.close()
-
-    def _next_batch(self) -> tuple[list[_Job], bool]:
-        batch: list[_Job] = []
-        job = self._queue.get()
-        if job is not None:
-            self._urgent.wait(_GATHER_S)
-        self._urgent.clear()  # before the queue is emptied: what comes later sets it again
-        while job is not None:
-            batch.append(job)
-            if len(batch) == _MAX_BATCH:
-                return batch, True
-            try:
-                job = self._queue.get_nowait()
-            except Empty:
-                return batch, True
-        return batch, False
-
-    def _write(self, batch: list[_Job]) -> None:
-        """One transaction. Jobs before a failing one are kept, it and all later ones fail."""
-        results: list[object] = []
-        if self._failure is None:
-            try:
-                self._conn.execute("BEGIN IMMEDIATE")
-                for job in batch:
-                    if isinstance(job.write, _Statement):
-                        results.append(job.write(self._conn))
-                        continue
-                    self._conn.execute("SAVEPOINT job")
-                    results.append(job.write(self._conn))
-                    self._conn.execute("RELEASE job")
-            except Exception as error:  # noqa: BLE001 - whatever a write raises belongs to its caller, not to this thread
-                self._fail(error)
-                self._undo_job()
-            results = results if self._commit(durable=any(job.durable for job in batch)) else []
-        for index, job in enumerate(batch):
-            if index < len(results):
-                job.done.set_result(results[index])
-            else:
-                job.done.set_exception(self._failure)
-
-    def _undo_job(self) -> None:
-        try:
-            if self._conn.in_transaction:
-                self._conn.execute("ROLLBACK TO job")
-        except sqlite3.Error as error:  # no savepoint yet, or SQLite undid the whole transaction itself
-            self._fail(error)
-
-    def _commit(self, *, durable: bool) -> bool:
-        """Whether the jobs that ran are in the file."""
-        if not self._conn.in_transaction:
-            return False
-        try:
-            self._conn.execute("COMMIT")
-            if durable:
-                self._sync()
-        except (sqlite3.Error, OSError) as error:
-            self._fail(error)
-            if self._conn.in_transaction:
-                self._conn.execute("ROLLBACK")
-            return False
-        return True
-
-    def _sync(self) -> None:
-        """WAL with synchronous NORMAL leaves commits to the system's cache; this waits for the disk."""
-        wal = self.path.with_name(DB_NAME + "-wal")
-        with suppress(FileNotFoundError), wal.open("rb") as file:  # no log: all of it is in the database already
-            os.fsync(file.fileno())
-
-    def _fail(self, error: BaseException) -> None:
-        if self._failure is not None:
-            return
-        if isinstance(error, sqlite3.DatabaseError | OSError) and not isinstance(error, _OUR_MISTAKES):
-            self._failure = LedgerError(
-                f"the run ledger {self.path} cannot be written: {error}. Nothing after this point is recorded. "
-                f"Make room (or end the other program that locks the file), then go on with --resume {self.path.parent}"
-            )
-        else:
-            self._failure = AssertionError(
-                f"the run ledger {self.path} refused a record: {type(error).__name__}: {error}"
-            )
-        self._failure.__cause__ = error
+            return self._writer.put(write, durable=durable)
 
 
 def _set_each(conn: sqlite3.Connection, sql: str, rows: Iterable[tuple[object, ...]]) -> None:

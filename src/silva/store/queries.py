@@ -32,7 +32,7 @@ class Counts(LedgerCounts):
     eval: LedgerCounts
 
 
-class Account(TypedDict):
+class StepAccount(TypedDict):
     """What became of the groups of one step."""
 
     prompts: int
@@ -269,7 +269,7 @@ def _image_urls(message: JsonObject) -> Iterator[str]:
             yield part["image_url"]["url"]
 
 
-def accounting(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode = "train") -> Account:
+def accounting(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode = "train") -> StepAccount:
     """What became of the groups of one rollout step."""
     here = "groups WHERE step = ? AND mode = ?"
     at = (rollout_id, mode)
@@ -325,7 +325,7 @@ def roots_per_session(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode =
     return [number for (number,) in rows]
 
 
-def accounting_line(rollout_id: int, account: Account) -> str:
+def accounting_line(rollout_id: int, account: StepAccount) -> str:
     """The log line of a finished rollout step: `AGENTIC ROLLOUT event=accounting_end rollout=N key=value ...`."""
     fields = [f"{key}={_word(value)}" for key, value in account.items()]
     return " ".join([f"AGENTIC ROLLOUT event=accounting_end rollout={rollout_id}", *fields])
