@@ -174,6 +174,15 @@ async def test_an_agent_gets_its_grace_after_term(runner, tmp_path):
     assert (tmp_path / "bye").read_text() == "bye\n"
 
 
+async def test_an_agent_gets_one_term_not_one_per_sweep(runner, tmp_path):
+    command = "trap 'echo term' TERM; touch up; while :; do sleep 0.02; done"
+    running = asyncio.create_task(runner.run_agent(agent(tmp_path, runner.run_id, "s", command)))
+    await until((tmp_path / "up").exists, "the trap is set")
+    await runner.kill("s", "timeout")
+    assert (await running).signal == signal.SIGKILL
+    assert [line for line in (tmp_path / "s.log").read_text().splitlines() if line == "term"] == ["term"]
+
+
 async def test_starts_that_fail_say_why_and_harm_nobody_else(runner, tmp_path):
     good = agent(tmp_path, runner.run_id, "good", "true")
     no_cwd = agent_runner.AgentSpec(

@@ -213,7 +213,8 @@ async def test_an_optional_parameter_goes_to_a_function_that_needs_or_names_it(f
             await accepts("three")
 
 
-async def test_workers_are_reused_bounded_and_start_clean(folder: Path):
+async def test_workers_are_reused_bounded_and_start_clean(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     async with pool_in(folder, max_concurrency=2) as pool:
         pid = await pool.check("rewards.pid", "--x", ("args", "sample"))
         assert len(set(await asyncio.gather(*(pid(0, 0.05) for _ in range(6))))) == 2

@@ -69,18 +69,17 @@ class Link:
         self.socket.sendall(frame)
 
     def answer(self, number: int, value: Callable[[], object]) -> None:
-        """Send what `value()` returns, made plain, or the error; then flush the user's output to the log."""
+        """Send what `value()` returns, made plain, or the error, after the user's output was flushed to the log."""
         try:
             frame = pack("value", number, plain(value()))
             if len(frame) > MAX_RESULT_BYTES:
                 raise Unusable(f"returned {len(frame):,} bytes; at most {MAX_RESULT_BYTES:,} can be handed over")
         except BaseException as error:  # noqa: BLE001  user code may raise anything, and only its call may fail
-            self.send("error", number, failed(error))
-        else:
-            self._write(frame)
-        for stream in (sys.stdout, sys.stderr):
+            frame = pack("error", number, failed(error))
+        for stream in (sys.stdout, sys.stderr):  # first: the caller finds in the log what its call printed
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
+        self._write(frame)
 
 
 @cache
