@@ -175,12 +175,18 @@ async def test_an_agent_gets_its_grace_after_term(runner, tmp_path):
 
 
 async def test_an_agent_gets_one_term_not_one_per_sweep(runner, tmp_path):
-    command = "trap 'echo term' TERM; touch up; while :; do sleep 0.02; done"
+    (tmp_path / "count.py").write_text(
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('term', flush=True))\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(9)\n"
+    )
+    command = "exec python3 -I -S count.py"
     running = asyncio.create_task(runner.run_agent(agent(tmp_path, runner.run_id, "s", command)))
-    await until((tmp_path / "up").exists, "the trap is set")
+    await until(lambda: log_tail(tmp_path / "s.log") == "up\n", "the handler is set")
     await runner.kill("s", "timeout")
     assert (await running).signal == signal.SIGKILL
-    assert [line for line in (tmp_path / "s.log").read_text().splitlines() if line == "term"] == ["term"]
+    assert log_tail(tmp_path / "s.log") == "up\nterm\n"
 
 
 async def test_starts_that_fail_say_why_and_harm_nobody_else(runner, tmp_path):
