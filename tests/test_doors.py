@@ -46,7 +46,9 @@ def test_other_rooms_come_through_the_door() -> None:
                 faults.append(f"{where} goes past the door of {room}: {node.module}")
             elif not inside:
                 named = importlib.import_module(f"silva.{room}").__all__
-                faults += [f"{where}: {room} does not name {item.name}" for item in node.names if item.name not in named]
+                faults += [
+                    f"{where}: {room} does not name {item.name}" for item in node.names if item.name not in named
+                ]
     assert faults == []
 
 

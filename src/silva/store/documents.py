@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from silva.store.files import LedgerError
-from silva.store.queries import Counts, counts, load_samples, open_run
+from silva.store.queries import Counts, counts, load_contexts, open_run
 from silva.store.stored import read_nodes
 from silva.types.messages import JsonObject
 from silva.types.rollout import NodeRow, TrainingSample
@@ -192,7 +192,8 @@ def show_session(run_dir: str | Path, session_id: str) -> SessionDoc:
         ).fetchone()
         if row is None:
             raise _no_session(conn, run_dir, session_id)
-        contexts = load_samples(conn, session_id)
+        nodes = list(read_nodes(conn, safe_text(session_id), shortest=True))
+        contexts = [context.sample for context in load_contexts(conn, session_id, nodes)]
         return {
             "session_id": row["session_id"],
             "group_id": row["group_id"],
@@ -202,7 +203,7 @@ def show_session(run_dir: str | Path, session_id: str) -> SessionDoc:
             "error": row["error"],
             "reward": row["reward"],
             "metadata": json.loads(row["metadata"]),
-            "nodes": [_node_doc(node) for node in read_nodes(conn, safe_text(session_id), shortest=True)],
+            "nodes": [_node_doc(node) for node in nodes],
             "contexts": [_context_doc(sample) for sample in contexts],
             "samples": [_sample_doc(sample) for sample in contexts if sample.num_trainable],
             "requests": [_request_doc(request) for request in _requests(conn, session_id)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,14 +219,15 @@ def load_samples(conn: sqlite3.Connection, session_id: str) -> list[TrainingSamp
     return [context.sample for context in load_contexts(conn, session_id)]
 
 
-def load_contexts(conn: sqlite3.Connection, session_id: str) -> list[Context]:
-    """The same contexts with their conversations."""
+def load_contexts(conn: sqlite3.Connection, session_id: str, nodes: Sequence[NodeRow] | None = None) -> list[Context]:
+    """The same contexts with their conversations. `nodes`: those of the session, where they were read already."""
     rows = conn.execute(
         "SELECT m.*, s.group_id FROM samples m JOIN sessions s USING (session_id) WHERE session_id = ? ORDER BY seq",
         (safe_text(session_id),),
     ).fetchall()
-    nodes = {node.node_id: node for node in read_nodes(conn, safe_text(session_id), shortest=True)} if rows else {}
-    return [_context(row, nodes) for row in rows]
+    nodes = list(read_nodes(conn, safe_text(session_id), shortest=True)) if rows and nodes is None else nodes or []
+    by_id = {node.node_id: node for node in nodes}
+    return [_context(row, by_id) for row in rows]
 
 
 def _context(row: sqlite3.Row, nodes: dict[int, NodeRow]) -> Context:
