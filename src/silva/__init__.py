@@ -17,7 +17,7 @@ TYPE_CHECKING = False  # `typing` itself is slow to import, and the runner proce
 if TYPE_CHECKING:
     from silva.config.options import RunConfig
     from silva.run.factories import EngineFactory, Runner, RunnerFactory
-    from silva.run.open_run import Run, open_run
+    from silva.run.run import Run, open_run
     from silva.run.setup import RunResult
     from silva.run.watcher import RunWatcher
 
@@ -27,13 +27,13 @@ __all__ = ["EngineFactory", "Run", "RunConfig", "RunResult", "RunWatcher", "Runn
 
 _HOMES = {
     "EngineFactory": "silva.run.factories",
-    "Run": "silva.run.open_run",
+    "Run": "silva.run.run",
     "RunConfig": "silva.config.options",
     "RunResult": "silva.run.setup",
     "RunWatcher": "silva.run.watcher",
     "Runner": "silva.run.factories",
     "RunnerFactory": "silva.run.factories",
-    "open_run": "silva.run.open_run",
+    "open_run": "silva.run.run",
 }
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from silva_command import AGENT, run_silva, show, write_rows, write_script
 
+from silva.config.checks import validate
 from silva.config.parse import from_values
-from silva.config.validate import validate
 from silva.judge.custom_advantage import CustomAdvantage
 from silva.judge.group_end import GroupSettings
 from silva.rollout.recorded_groups import RecordedGroups

@@ -17,7 +17,7 @@ from train_tiny import make_sample
 
 from silva.codec import TurnCodec
 from silva.config.options import RunConfig
-from silva.config.validate_training import check_algorithm
+from silva.config.training_checks import check_algorithm
 from silva.run.build_learner import open_learner
 from silva.run.side_models import look_at_side_models
 from silva.run.user_code import UserCode

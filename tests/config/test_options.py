@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from silva.cli.main import build_parser, main
+from silva.config.checks import eval_sets, min_group_size, validate
 from silva.config.options import LATER, RunConfig
 from silva.config.parse import add_options, from_values, options, resolve, write_config_file
-from silva.config.validate import eval_sets, min_group_size, validate
 from silva.types.errors import ConfigError
 
 

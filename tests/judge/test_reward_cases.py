@@ -9,8 +9,8 @@ import pytest
 from marked import marked
 from silva_command import AGENT, run_silva, write_script
 
+from silva.config.checks import validate
 from silva.config.options import RunConfig
-from silva.config.validate import validate
 from silva.judge.user_function import UserCodeError, UserFunctionPool
 from silva.run.user_code import open_user_code
 from silva.store.queries import counts, open_run

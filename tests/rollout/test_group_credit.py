@@ -9,8 +9,8 @@ from typing import Any
 from gateway_serve import Serve, serving
 
 from silva.codec import TurnCodec
+from silva.config.checks import one_context_reason
 from silva.config.parse import from_values
-from silva.config.validate import one_context_reason
 from silva.data.prompts import Prompt
 from silva.judge.custom_advantage import CustomAdvantage
 from silva.judge.group_end import GroupResult, GroupSettings

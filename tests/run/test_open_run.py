@@ -173,6 +173,6 @@ def test_importing_silva_loads_nothing_heavy() -> None:
     started_s = time.monotonic()
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert found.strip() == "[]" and time.monotonic() - started_s < 5
-    assert {silva.open_run.__module__, silva.Run.__module__} == {"silva.run.open_run"}
+    assert {silva.open_run.__module__, silva.Run.__module__} == {"silva.run.run"}
     with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
         silva.Trainer  # type: ignore[attr-defined]  # noqa: B018

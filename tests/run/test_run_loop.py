@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from silva.rollout.tally import StepGroups
+from silva.rollout.group_tally import StepGroups
 from silva.run.run_loop import RunLoop, RunLoopSettings
 from silva.store.metrics import METRICS_NAME, MetricsWriter
 

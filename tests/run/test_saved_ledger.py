@@ -9,7 +9,7 @@ from contexts import context
 
 from silva.data.prompts import Prompt
 from silva.judge.group_end import GroupResult
-from silva.rollout.tally import StepGroups
+from silva.rollout.group_tally import StepGroups
 from silva.run.run_loop import RunLoop, RunLoopSettings
 from silva.store.files import DB_NAME
 from silva.store.ledger import RunLedger

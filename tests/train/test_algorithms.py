@@ -29,7 +29,7 @@ from train_tiny import random_samples, write_least_model
 
 from silva.config.options import RunConfig
 from silva.config.parse import from_values
-from silva.config.validate_training import check_algorithm
+from silva.config.training_checks import check_algorithm
 from silva.credit.assign import assign_group_credit
 from silva.run.learner_settings import policy_config
 from silva.run.settings import credit_of

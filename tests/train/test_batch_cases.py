@@ -15,7 +15,7 @@ from train_tiny import write_least_model
 from silva.credit.assign import assign_group_credit
 from silva.data.prompts import Prompt
 from silva.judge.group_end import GroupResult, SlotFailure
-from silva.rollout.tally import StepGroups
+from silva.rollout.group_tally import StepGroups
 from silva.run.run_loop import RunLoop, RunLoopSettings
 from silva.store.metrics import MetricsWriter
 from silva.train.balance import plan

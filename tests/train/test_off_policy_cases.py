@@ -18,7 +18,7 @@ from train_tiny import write_least_model
 
 from silva.codec import TurnCodec
 from silva.config.parse import from_values
-from silva.config.validate_training import training_warnings
+from silva.config.training_checks import training_warnings
 from silva.inference.torch_engine import TorchEngine
 from silva.train.corrections import opsm_dropped
 from silva.train.objective import ObjectiveConfig

@@ -6,7 +6,7 @@ import argparse
 
 from silva.cli.loop import run_async
 from silva.config.parse import resolve
-from silva.run.open_run import open_run
+from silva.run.run import open_run
 from silva.view.console import RunView
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from silva.cli.loop import run_async
 from silva.config.parse import resolve
-from silva.run.open_run import open_run
+from silva.run.run import open_run
 from silva.types.errors import ConfigError
 from silva.view.console import RunView
 

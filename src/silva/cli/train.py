@@ -7,8 +7,8 @@ from pathlib import Path
 
 from silva.cli.loop import run_async
 from silva.config.parse import resolve
-from silva.run.open_run import open_run
 from silva.run.prepared import saved_options
+from silva.run.run import open_run
 from silva.view.console import RunView
 
 

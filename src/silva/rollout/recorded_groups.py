@@ -8,7 +8,7 @@ from pathlib import Path
 
 from silva.credit.shared import train_shared
 from silva.judge.group_end import UNFIT, CreditStage, GroupResult, GroupSettings, Outcome, SlotEnd, checked, close_group
-from silva.rollout.tally import StepGroups, tally
+from silva.rollout.group_tally import StepGroups, tally
 from silva.store.dumps import dump_path
 from silva.store.loads import RecordedGroup, RecordedSession, read_rollout_dump
 from silva.types.errors import DatasetError, GroupEnd

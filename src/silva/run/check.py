@@ -14,8 +14,7 @@ from typing import Literal
 
 from silva.agent.agent_runner import AgentRunner
 from silva.agent.environment import withheld_names
-from silva.config.options import RunConfig
-from silva.config.validate import (
+from silva.config.checks import (
     EvalSet,
     eval_sets,
     one_context_reason,
@@ -23,7 +22,8 @@ from silva.config.validate import (
     trains_on_records,
     validate,
 )
-from silva.config.validate_training import is_group_of_one, needs_reference, training_warnings
+from silva.config.options import RunConfig
+from silva.config.training_checks import is_group_of_one, needs_reference, training_warnings
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.judge.group_end import GroupResult

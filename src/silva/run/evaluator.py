@@ -11,7 +11,7 @@ from silva.data.rows import Dataset
 from silva.judge.group_end import GroupSettings
 from silva.rollout.failure_budget import FailureBudget
 from silva.rollout.group_runner import GroupRunner
-from silva.rollout.tally import StepGroups
+from silva.rollout.group_tally import StepGroups
 from silva.run.metrics import helper_metrics, passrate_metrics, reward_metrics
 from silva.run.policy import SyncPolicy
 from silva.run.producer import Producer

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from silva.judge.group_end import GroupResult
-from silva.rollout.tally import GroupTally, tally
+from silva.rollout.group_tally import GroupTally, tally
 from silva.store.ledger import RunLedger
 from silva.types.errors import GroupEnd
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from silva.config.options import RunConfig
-from silva.config.validate_training import algorithm_of
+from silva.config.training_checks import algorithm_of
 from silva.run.settings import num_threads
 from silva.train.advantages import AdvantageConfig
 from silva.train.critic import CriticConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 from silva.credit.passrate import pass_rates
 from silva.credit.shared import by_session, num_shared_responses
-from silva.rollout.tally import GroupTally, StepGroups, first_reward
+from silva.rollout.group_tally import GroupTally, StepGroups, first_reward
 from silva.types.numbers import mean, spread
 from silva.types.rollout import TrainingSample
 

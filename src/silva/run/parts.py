@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from silva.codec import TurnCodec
+from silva.config.checks import check_token_budget
 from silva.config.options import RunConfig
-from silva.config.validate import check_token_budget
 from silva.data.rows import Dataset, load_dataset
 from silva.inference.engine import Engine
 from silva.parsers import TurnParser

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from silva.config.checks import Command, eval_sets, trains_on_records, validate
 from silva.config.options import RunConfig
 from silva.config.parse import read_config_file
-from silva.config.validate import Command, eval_sets, trains_on_records, validate
-from silva.config.validate_training import check_training_run
+from silva.config.training_checks import check_training_run
 from silva.data.prompts import PromptSource
 from silva.data.rows import Dataset
 from silva.gateway.server import require_loopback

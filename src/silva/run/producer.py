@@ -9,7 +9,7 @@ from silva.data.prompts import PromptSource
 from silva.judge.group_end import GroupSettings
 from silva.rollout.failure_budget import FailureBudget
 from silva.rollout.group_runner import GroupRunner
-from silva.rollout.tally import StepGroups
+from silva.rollout.group_tally import StepGroups
 from silva.run.group_buffer import GroupBuffer
 from silva.run.group_pool import GroupPool
 from silva.run.policy import Policy, Schedule

@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 from tokenizers import Tokenizer
 
+from silva.config.checks import validate_judgement
 from silva.config.options import RunConfig
-from silva.config.validate import validate_judgement
 from silva.export.exporter import Exporter
 from silva.judge.sample_views import Decode
 from silva.rollout.reexport import Account, Reexport, Side

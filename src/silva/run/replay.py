@@ -17,8 +17,8 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from silva.codec import TurnCodec
+from silva.config.checks import validate
 from silva.config.options import RunConfig
-from silva.config.validate import validate
 from silva.export.recordings import RecordedRequest, read_recording
 from silva.export.script_of import answers_of, as_sent_here, generic_parser, items_of, spoken
 from silva.forest.lineage import exported_leaves

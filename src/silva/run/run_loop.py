@@ -13,7 +13,7 @@ from typing import Protocol
 from silva.credit.assign import GroupStats
 from silva.inference.engine import Engine
 from silva.judge.group_end import GroupResult
-from silva.rollout.tally import StepGroups, tally
+from silva.rollout.group_tally import StepGroups, tally
 from silva.run.evaluator import Evaluator
 from silva.run.metrics import rollout_metrics, staleness_metrics
 from silva.run.report import StepReport

@@ -7,8 +7,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from silva.config.checks import min_group_size, one_context_reason
 from silva.config.options import RunConfig
-from silva.config.validate import min_group_size, one_context_reason
 from silva.credit.shared import CreditShare
 from silva.credit.spread import CreditFunction
 from silva.judge.group_end import GroupSettings

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from silva.config.addresses import is_address
 from silva.config.options import RunConfig
-from silva.config.validate_training import needs_reference
+from silva.config.training_checks import needs_reference
 from silva.inference.sglang_scorer import SglangScorer
 from silva.model.fingerprint import model_fingerprint
 from silva.model.same_ids import check_same_ids, num_positions, plain_words

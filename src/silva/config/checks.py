@@ -9,7 +9,7 @@ from typing import Literal
 
 from silva.config.addresses import is_base_url
 from silva.config.options import RunConfig
-from silva.config.validate_training import check_algorithm, check_credit, check_group_size, check_training_run
+from silva.config.training_checks import check_algorithm, check_credit, check_group_size, check_training_run
 from silva.forest.profiles import parse_profiles
 from silva.store.dumps import check_dump_template
 from silva.types.errors import ConfigError
