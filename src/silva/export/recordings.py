@@ -15,11 +15,11 @@ from silva.types.errors import ConfigError, RequestError, system_reason
 from silva.types.messages import JsonObject, Message
 from silva.types.strict_json import read_json
 from silva.types.text import shown_field
-from silva.wire.chat_input import project_message as chat_message
+from silva.wire.chat_input import project_message
 from silva.wire.formats import FORMATS
 from silva.wire.history import HistoryCache
 from silva.wire.images import RequestImages
-from silva.wire.messages_input import project_message as messages_message
+from silva.wire.messages_input import project_anthropic_message
 from silva.wire.recording_head import KEPT_HEADERS, route_of
 from silva.wire.responses_input import InputHistory
 
@@ -152,11 +152,11 @@ def read_answer(route: str, response: Any) -> tuple[Message | None, dict[str, Js
     images = RequestImages()
     if route == "chat/completions":
         message = _chat_merged(events) if events else whole["choices"][0]["message"]
-        return chat_message(_raw({**message, "role": "assistant"}), "response", images), {}
+        return project_message(_raw({**message, "role": "assistant"}), "response", images), {}
     if route == "messages":
         content = _blocks_merged(events) if events else whole["content"]
         spoken = _raw({"role": "assistant", "content": content})
-        return messages_message(spoken, "response", images, lambda _: None)[0], {}
+        return project_anthropic_message(spoken, "response", images, lambda _: None)[0], {}
     output = _output(events) if events else whole["output"]
     return _spoken(output), {str(item["id"]): item for item in output if isinstance(item, dict) and "id" in item}
 

@@ -47,7 +47,7 @@ class StartError(Exception):
     """An agent could not be started; the text says why and what to do."""
 
 
-class Session:
+class OwnedProcess:
     """One launcher and its end."""
 
     def __init__(self, session_id: str, pid: int) -> None:
@@ -63,7 +63,7 @@ class Session:
         """Sweeps in a row that found no process of it."""
 
 
-class Runner:
+class RunnerProgram:
     """All state of the runner process. Single-threaded: nothing else runs while an agent is started or swept."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Runner:
         self._grace_s = 5.0
         self._sweep_s = 0.25
         self._table = sweep.ProcTable("")
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, OwnedProcess] = {}
         self._launchers: dict[int, str] = {}
         self._frames = FrameBuffer()
         self._out = bytearray()
@@ -174,11 +174,11 @@ class Runner:
             self._send("start_failed", session_id, str(error))
             self._send("gone", session_id, 0)
             return
-        self._sessions[session_id] = Session(session_id, pid)
+        self._sessions[session_id] = OwnedProcess(session_id, pid)
         self._launchers[pid] = session_id
         self._send("started", session_id, pid)
 
-    def _stop(self, session: Session, grace_s: float) -> None:
+    def _stop(self, session: OwnedProcess, grace_s: float) -> None:
         """TERM to the group now, to what left the group at the next sweep, KILL to both after the grace."""
         kill_at = time.monotonic() + grace_s
         if session.kill_at is None:
@@ -199,12 +199,12 @@ class Runner:
             if pid not in self._launchers:
                 _reap_pid(pid)
 
-    def _on_exit(self, session: Session, code: int | None, signum: int | None) -> None:
+    def _on_exit(self, session: OwnedProcess, code: int | None, signum: int | None) -> None:
         session.exited = True
         self._send("exit", session.id, code, signum, session.killed)
         self._stop(session, self._grace_s)
 
-    def _finish(self, session: Session, survivors: int) -> None:
+    def _finish(self, session: OwnedProcess, survivors: int) -> None:
         if _CAN_PEEK:
             _reap_pid(session.pid)
         del self._sessions[session.id]
@@ -232,7 +232,7 @@ class Runner:
             self._clean_final_sweeps = 0 if strays or self._sessions else self._clean_final_sweeps + 1
         self._next_sweep = began + max(self._sweep_s, _SWEEP_SHARE * (time.process_time() - cpu_began))
 
-    def _sweep_session(self, session: Session, kill_at: float, now: float) -> None:
+    def _sweep_session(self, session: OwnedProcess, kill_at: float, now: float) -> None:
         kill = now >= kill_at
         alive = self._table.alive(session.id)
         if kill and (alive or not sweep.LINUX):
@@ -384,4 +384,4 @@ def main() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of this process's tree come to it
-    Runner().run()
+    RunnerProgram().run()

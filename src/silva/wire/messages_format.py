@@ -11,7 +11,7 @@ from silva.wire.fields import read_common, read_conversation, read_history_list,
 from silva.wire.history import HistoryCache
 from silva.wire.images import RequestImages
 from silva.wire.json_in import RawObject, read_body
-from silva.wire.messages_input import project_message, project_system, project_tools
+from silva.wire.messages_input import project_anthropic_message, project_system, project_tools
 from silva.wire.model_request import ModelRequest
 from silva.wire.opaque import sealed
 
@@ -84,7 +84,7 @@ def _request(fields: RawObject, history: HistoryCache, max_tokens: int | None) -
     def project(index: int) -> tuple[Message, ...]:
         if system is not None and index == 0:
             return (system,)
-        return project_message(raws[index - first], f"messages[{index - first}]", images, ignored.append)
+        return project_anthropic_message(raws[index - first], f"messages[{index - first}]", images, ignored.append)
 
     past = history.read_items(first + len(raws), key_of, project)
 

@@ -36,7 +36,7 @@ def project_system(raw: msgspec.Raw | None, images: RequestImages) -> Message | 
     return input_message("system", content, "system") if content else None
 
 
-def project_message(raw: msgspec.Raw, at: str, images: RequestImages, note: Note) -> tuple[Message, ...]:
+def project_anthropic_message(raw: msgspec.Raw, at: str, images: RequestImages, note: Note) -> tuple[Message, ...]:
     """The canonical messages (one or more) of one item of `messages`. `at` is its path, such as `messages[3]`."""
     fields = read_object(raw, at)
     role = read_role(fields, at, _ROLES)
