@@ -15,11 +15,8 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # `typing` itself is slow to import, and the runner process does without it
 if TYPE_CHECKING:
-    from silva.config.options import RunConfig
-    from silva.run.factories import EngineFactory, Runner, RunnerFactory
-    from silva.run.run import Run, open_run
-    from silva.run.setup import RunResult
-    from silva.run.watcher import RunWatcher
+    from silva.config import RunConfig
+    from silva.run import EngineFactory, Run, Runner, RunnerFactory, RunResult, RunWatcher, open_run
 
 __version__ = "0.1.0"
 

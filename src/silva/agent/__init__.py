@@ -8,3 +8,13 @@ after kill -9 of the trainer or of the runner.
 
 Start with `agent_runner.py`; `files.py` is what an agent reads and writes, `environment.py` what it inherits.
 """
+
+from silva.agent.agent_runner import AgentExit, AgentRunner, AgentSpec
+from silva.agent.environment import agent_environment, parse_agent_env, trainer_environment, withheld_names
+from silva.agent.files import SessionFiles, create_session, log_tail, read_output_bytes
+from silva.agent.options import AgentOptions
+
+__all__ = [
+    "AgentExit", "AgentOptions", "AgentRunner", "AgentSpec", "SessionFiles", "agent_environment", "create_session",
+    "log_tail", "parse_agent_env", "read_output_bytes", "trainer_environment", "withheld_names",
+]  # fmt: skip

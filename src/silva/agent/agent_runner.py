@@ -22,9 +22,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from silva.processes.frames import Message, child_command, pack, read_message
-from silva.processes.sweep import sweep_run
-from silva.types.errors import RunStopped
+from silva.processes import Message, child_command, pack, read_message, sweep_run
+from silva.types import RunStopped
 
 logger = logging.getLogger("silva.agent")
 

@@ -23,9 +23,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from silva.agent.files import SessionFiles
-from silva.processes.sweep import RUN_MARKER
-from silva.types.errors import ConfigError
-from silva.types.rollout import Mode
+from silva.processes import RUN_MARKER
+from silva.types import ConfigError, Mode
 
 CONTRACT_PREFIX = "RELAX_"
 

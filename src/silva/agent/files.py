@@ -19,10 +19,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from silva.types.errors import SessionFailure
-from silva.types.rollout import SessionInput
-from silva.types.text import shown
-from silva.wire.output_document import OutputDocument, output_invalid, parse_output
+from silva.types import SessionFailure, SessionInput, shown
+from silva.wire import OutputDocument, output_invalid, parse_output
 
 MAX_OUTPUT_BYTES = 64 << 20
 LOG_TAIL_BYTES = 4096

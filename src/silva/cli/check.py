@@ -8,13 +8,11 @@ import json
 from pathlib import Path
 
 from silva.cli.loop import run_async
-from silva.config.options import RunConfig
-from silva.config.parse import resolve
-from silva.model.torch_env import prepare
-from silva.run.check import Checks
-from silva.run.replay import replay_recording
-from silva.types.errors import ConfigError
-from silva.view.replay import render_replay
+from silva.config import RunConfig, resolve
+from silva.model import prepare
+from silva.run import Checks, replay_recording
+from silva.types import ConfigError
+from silva.view import render_replay
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from silva.store.documents import show_session
-from silva.view.explain import render_explanation
+from silva.store import show_session
+from silva.view import render_explanation
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from silva import __version__
-from silva.config.parse import add_options
-from silva.types.errors import ConfigError, DatasetError, first_silva_error
-from silva.types.option import flag_of
+from silva.config import add_options
+from silva.types import ConfigError, DatasetError, first_silva_error, flag_of
 
 COMMANDS = {
     "train": "Train a model inside an agent program.",

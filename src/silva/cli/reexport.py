@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 
 from silva.cli.loop import run_async
-from silva.config.parse import read_config_file, resolve
-from silva.run.reexport_run import reexport
-from silva.store.encode import to_json
-from silva.store.queries import open_run
-from silva.view.reexport import render_summary
+from silva.config import read_config_file, resolve
+from silva.run import reexport
+from silva.store import open_run, to_json
+from silva.view import render_summary
 
 
 def run(args: argparse.Namespace) -> int:

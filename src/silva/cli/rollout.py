@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from silva.cli.loop import run_async
-from silva.config.parse import resolve
-from silva.run.run import open_run
-from silva.view.console import RunView
+from silva.config import resolve
+from silva.run import open_run
+from silva.view import RunView
 
 
 def run(args: argparse.Namespace) -> int:

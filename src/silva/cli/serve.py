@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 
 from silva.cli.loop import run_async
-from silva.config.parse import resolve
-from silva.run.run import open_run
-from silva.types.errors import ConfigError
-from silva.view.console import RunView
+from silva.config import resolve
+from silva.run import open_run
+from silva.types import ConfigError
+from silva.view import RunView
 
 _STOPPED = (130, 143)
 """A signal is the ordinary way to end a server."""

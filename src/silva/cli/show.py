@@ -9,9 +9,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from silva.store.documents import show_run, show_session
-from silva.store.encode import to_json
-from silva.view.show import render_run, render_session
+from silva.store import show_run, show_session, to_json
+from silva.view import render_run, render_session
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 
 from silva.cli.loop import run_async
-from silva.config.parse import resolve
-from silva.run.prepared import saved_options
-from silva.run.run import open_run
-from silva.view.console import RunView
+from silva.config import resolve
+from silva.run import open_run, saved_options
+from silva.view import RunView
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,5 +13,6 @@ on the history), `slots` and `transforms` (what a template does to a text), `enc
 from silva.codec.check import CodecReport, ProofLine, StepCell
 from silva.codec.codec import TurnCodec
 from silva.codec.deltas import Past, SampledTail, TurnDelta
+from silva.codec.options import CodecOptions
 
-__all__ = ["CodecReport", "Past", "ProofLine", "SampledTail", "StepCell", "TurnCodec", "TurnDelta"]
+__all__ = ["CodecOptions", "CodecReport", "Past", "ProofLine", "SampledTail", "StepCell", "TurnCodec", "TurnDelta"]

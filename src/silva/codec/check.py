@@ -14,8 +14,7 @@ from silva.codec.frame import CONTEXT, NEW, Frame
 from silva.codec.late_system import as_user_turns
 from silva.codec.slots import Slots
 from silva.codec.whole import history_of, learn_whole
-from silva.types.errors import TransitionRefused
-from silva.types.messages import JsonObject, Message, ToolCall
+from silva.types import JsonObject, Message, ToolCall, TransitionRefused
 
 Status = Literal["pure", "rewritten", "whole", "impure", "refused"]
 

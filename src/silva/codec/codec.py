@@ -37,8 +37,7 @@ from silva.codec.root import encode_root
 from silva.codec.slots import Words
 from silva.codec.template import ChatTemplate
 from silva.codec.whole import encode_whole
-from silva.types.errors import ConfigError, TransitionRefused
-from silva.types.messages import Conversation, JsonObject, Message, Role
+from silva.types import ConfigError, Conversation, JsonObject, Message, Role, TransitionRefused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -19,8 +19,7 @@ from silva.codec.recipe import Recipe, make_recipe
 from silva.codec.root import CACHED_KEY_CHARS, DEPENDS_ON_TEXT, check_shown, same_holes
 from silva.codec.slots import CONTEXT, PLACEHOLDER, Hole, ShapeBuilder, Slots, clean, hole_of, safe_id, text_part
 from silva.codec.transforms import parse
-from silva.types.errors import TransitionRefused
-from silva.types.messages import JsonObject, Message
+from silva.types import JsonObject, Message, TransitionRefused
 
 Tree = list[JsonObject]
 

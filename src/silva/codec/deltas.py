@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from silva.types.messages import Message
+from silva.types import Message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

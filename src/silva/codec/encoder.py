@@ -19,8 +19,7 @@ from tokenizers import Tokenizer
 
 from silva.codec.slots import Hole
 from silva.codec.transforms import TextSlot
-from silva.types.errors import ConfigError, TransitionRefused
-from silva.types.messages import JsonObject
+from silva.types import ConfigError, JsonObject, TransitionRefused
 
 _SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # White_Space, as the Rust tokenizers see it
 _LEADING = re.compile(f"^[{_SPACE}]+")

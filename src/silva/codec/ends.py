@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from silva.codec.encoder import ControlToken, TokenText
 from silva.codec.frame import Frame
 from silva.codec.slots import CONTEXT, Hole
-from silva.types.errors import TransitionRefused
+from silva.types import TransitionRefused
 
 _TEXT, _REASON, _ARGS, _RESULT, _NEXT = (Hole(CONTEXT, 40 + i) for i in range(5))
 

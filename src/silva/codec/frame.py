@@ -25,8 +25,7 @@ from silva.codec.slots import (
 )
 from silva.codec.template import ChatTemplate
 from silva.codec.transforms import NUM_PROBES, Skeleton, TextSlot, Transform, explain, probes
-from silva.types.errors import TransitionRefused
-from silva.types.messages import JsonObject, Message, ToolCall
+from silva.types import JsonObject, Message, ToolCall, TransitionRefused
 
 TextOf = Callable[[Hole], str]
 Pieces = list["str | Hole"]

@@ -9,8 +9,7 @@ from typing import cast
 
 from silva.codec.encoder import ControlToken, TokenText
 from silva.codec.slots import Hole
-from silva.types.errors import TransitionRefused
-from silva.types.messages import JsonObject
+from silva.types import JsonObject, TransitionRefused
 
 IMAGE_PARTS: tuple[JsonObject, ...] = ({"type": "image"}, {"type": "image_url", "image_url": {"url": "image"}})
 """The forms to try. Each is a literal of a shape, so no address and no byte of an image ever reaches a template."""

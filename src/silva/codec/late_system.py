@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from silva.types.errors import TransitionRefused
-from silva.types.messages import Message, join_texts
+from silva.types import Message, TransitionRefused, join_texts
 
 LATE_SYSTEM_MARK = "[system message]\n"
 """Stands before the text of a system message that is given as a user turn."""

@@ -9,8 +9,7 @@ from silva.codec.images import text_holes
 from silva.codec.recipe import Recipe, make_recipe
 from silva.codec.slots import Hole, Slots, owner
 from silva.codec.transforms import Transform, parse
-from silva.types.errors import TransitionRefused
-from silva.types.messages import JsonObject, Message
+from silva.types import JsonObject, Message, TransitionRefused
 
 CACHED_KEY_CHARS = 20_000
 _MOST_TRIED = 64

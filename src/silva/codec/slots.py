@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from silva.types.errors import TransitionRefused
-from silva.types.messages import JsonObject, Message, ToolCall
+from silva.types import JsonObject, Message, ToolCall, TransitionRefused
 
 FRAME, CONTEXT, NEW = 0, 1, 2
 """Regions of holes: tools and template arguments; the small context around a delta; the messages to encode."""

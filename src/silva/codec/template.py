@@ -18,7 +18,7 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from silva.types.errors import ConfigError, TransitionRefused
+from silva.types import ConfigError, TransitionRefused
 
 TEMPLATE_ERRORS = (
     jinja2.TemplateError,

@@ -32,8 +32,7 @@ from silva.codec.late_system import encode_late_system
 from silva.codec.root import DEPENDS_ON_TEXT
 from silva.codec.slots import CONTEXT, FRAME, Hole, ShapeBuilder, Slots
 from silva.codec.transforms import parse
-from silva.types.errors import TransitionRefused
-from silva.types.messages import JsonObject, Message
+from silva.types import JsonObject, Message, TransitionRefused
 
 _HISTORY = "the history"
 _REASONING = "\x00reasoning\x00"

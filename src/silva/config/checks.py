@@ -10,10 +10,9 @@ from typing import Literal
 from silva.config.addresses import is_base_url
 from silva.config.options import RunConfig
 from silva.config.training_checks import check_algorithm, check_credit, check_group_size, check_training_run
-from silva.forest.profiles import parse_profiles
-from silva.store.dumps import check_dump_template
-from silva.types.errors import ConfigError
-from silva.types.option import flag_of
+from silva.forest import parse_profiles
+from silva.store import check_dump_template
+from silva.types import ConfigError, flag_of
 
 Command = Literal["train", "rollout", "serve"]
 LEAST_TEMPERATURE = 1e-3

@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from silva.agent.options import AgentOptions
+from silva.agent import AgentOptions
 from silva.config.run_options import EvalOptions, RunOptions
-from silva.data.options import DataOptions
-from silva.export.options import ExportOptions
-from silva.gateway.options import GatewayOptions
-from silva.judge.options import RewardOptions
-from silva.model.options import ModelOptions
-from silva.parsers.options import ParserOptions
-from silva.rollout.options import RolloutOptions
-from silva.train.options import TrainingOptions
-from silva.turns.options import TurnServiceOptions
-from silva.types.option import flag_of
+from silva.data import DataOptions
+from silva.export import ExportOptions
+from silva.gateway import GatewayOptions
+from silva.judge import RewardOptions
+from silva.model import ModelOptions
+from silva.parsers import ParserOptions
+from silva.rollout import RolloutOptions
+from silva.train import TrainingOptions
+from silva.turns import TurnServiceOptions
+from silva.types import flag_of
 
 GROUPS = (
     *("run", "model", "gateway", "agent", "parsers", "capacity", "matching", "rollout", "async", "data", "eval"),

@@ -18,8 +18,7 @@ import msgspec
 import tomli_w
 
 from silva.config.options import GROUPS, LATER, RunConfig, later_sentence
-from silva.types.errors import ConfigError
-from silva.types.option import OptionInfo, flag_of
+from silva.types import ConfigError, OptionInfo, flag_of
 
 MAX_WHOLE = (1 << 63) - 1
 """What TOML, and every library that takes such a number, can represent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from silva.types.option import opt
+from silva.types import opt
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from silva.config.addresses import is_address, is_base_url
 from silva.config.options import RunConfig
 from silva.config.parse import options
-from silva.train.algorithms import ALGORITHMS, SPECIAL_OPTIONS, Algorithm
-from silva.types.errors import ConfigError
-from silva.types.option import flag_of
+from silva.train import ALGORITHMS, SPECIAL_OPTIONS, Algorithm
+from silva.types import ConfigError, flag_of
 
 _TIS_BAND = ("tis_clip", "tis_clip_low", "tis_level", "tis_mode")
 _NEEDED = {

@@ -15,9 +15,7 @@ import numpy as np
 
 from silva.credit.reward import read_number, short, shown
 from silva.credit.shared import ContextCredit, by_session
-from silva.types.errors import GroupEnd, SessionFailure
-from silva.types.messages import JsonObject
-from silva.types.rollout import TrainingSample
+from silva.types import GroupEnd, JsonObject, SessionFailure, TrainingSample
 
 CUSTOM_NONE = "custom_advantage_none"
 CUSTOM_INVALID = "custom_advantage_invalid"

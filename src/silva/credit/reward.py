@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from silva.types.errors import SessionFailure
+from silva.types import SessionFailure
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from silva.forest.lineage import SharedPrefix
-from silva.types.rollout import ResponseSpan, TrainingSample
+from silva.forest import SharedPrefix
+from silva.types import ResponseSpan, TrainingSample
 
 CreditShare = Literal["shared", "split"]
 """What each context gets of its session's credit: all of it, or its share of the session's sampled tokens."""

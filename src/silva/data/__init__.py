@@ -8,3 +8,9 @@ each (epoch, row) exactly once. All rows are checked before anything starts.
 
 Open `rows.py` first, then `prompts.py`.
 """
+
+from silva.data.options import DataOptions
+from silva.data.prompts import Prompt, PromptSource
+from silva.data.rows import Dataset, load_dataset
+
+__all__ = ["DataOptions", "Dataset", "Prompt", "PromptSource", "load_dataset"]

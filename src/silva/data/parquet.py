@@ -10,7 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from silva.types.errors import DatasetError
+from silva.types import DatasetError
 
 _BATCH_ROWS = 1024
 

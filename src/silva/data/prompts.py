@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from silva.data.rows import Dataset
-from silva.types.errors import DatasetError
-from silva.types.rollout import SessionInput
+from silva.types import DatasetError, SessionInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

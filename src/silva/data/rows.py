@@ -10,10 +10,7 @@ from pathlib import Path
 
 from silva.data.options import DataOptions
 from silva.data.parquet import parquet_rows
-from silva.types.errors import DatasetError
-from silva.types.messages import JsonObject
-from silva.types.rollout import SessionInput
-from silva.types.strict_json import finite_number, read_json
+from silva.types import DatasetError, JsonObject, SessionInput, finite_number, read_json
 
 MAX_SHOWN_ERRORS = 10
 MAX_DEPTH = 64

@@ -8,24 +8,34 @@ from collections import Counter
 
 import msgspec
 
-from silva.credit.reward import Reward, read_reward
+from silva.credit import Reward, read_reward
 from silva.export.options import ExportOptions
-from silva.forest.identity import root_key
-from silva.forest.lineage import exported_leaves
-from silva.forest.profiles import Canonicaliser
-from silva.forest.record_faults import RecordHistory, why_unmatched
-from silva.forest.records import Candidate, Choice, ToldHistories, choose
-from silva.forest.session_forest import Node, SessionForest
-from silva.types.errors import RequestError, SessionFailure
-from silva.types.messages import JsonObject
-from silva.types.rollout import ExportRecord, Mode
-from silva.types.text import shown
-from silva.wire.chat_input import project_message
-from silva.wire.fields import read_conversation
-from silva.wire.history import HistoryCache
-from silva.wire.images import RequestImages
-from silva.wire.json_in import read_list, read_value
-from silva.wire.output_document import OutputDocument, OutputRecord, parse_output, record_invalid
+from silva.forest import (
+    Candidate,
+    Canonicaliser,
+    Choice,
+    Node,
+    RecordHistory,
+    SessionForest,
+    ToldHistories,
+    choose,
+    exported_leaves,
+    root_key,
+    why_unmatched,
+)
+from silva.types import ExportRecord, JsonObject, Mode, RequestError, SessionFailure, shown
+from silva.wire import (
+    HistoryCache,
+    OutputDocument,
+    OutputRecord,
+    RequestImages,
+    parse_output,
+    project_message,
+    read_conversation,
+    read_list,
+    read_value,
+    record_invalid,
+)
 
 log = logging.getLogger("silva.rollout")
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from silva.forest.lineage import ExportMode, SharedPrefix
-from silva.forest.options import MatchOptions
-from silva.types.option import opt
-from silva.types.rollout import Mode
+from silva.forest import ExportMode, MatchOptions, SharedPrefix
+from silva.types import Mode, opt
 
 
 @dataclass(frozen=True, kw_only=True)

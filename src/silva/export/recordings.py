@@ -11,17 +11,17 @@ from typing import Any, cast
 
 import msgspec
 
-from silva.types.errors import ConfigError, RequestError, system_reason
-from silva.types.messages import JsonObject, Message
-from silva.types.strict_json import read_json
-from silva.types.text import shown_field
-from silva.wire.chat_input import project_message
-from silva.wire.formats import FORMATS
-from silva.wire.history import HistoryCache
-from silva.wire.images import RequestImages
-from silva.wire.messages_input import project_anthropic_message
-from silva.wire.recording_head import KEPT_HEADERS, route_of
-from silva.wire.responses_input import InputHistory
+from silva.types import ConfigError, JsonObject, Message, RequestError, read_json, shown_field, system_reason
+from silva.wire import (
+    FORMATS,
+    KEPT_HEADERS,
+    HistoryCache,
+    InputHistory,
+    RequestImages,
+    project_anthropic_message,
+    project_message,
+    route_of,
+)
 
 DEFAULT_SESSION = "replay"
 MAX_HEADER_CHARS = 1024

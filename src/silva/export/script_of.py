@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from silva.export.recordings import RecordedRequest
-from silva.forest.profiles import PROFILES, Canonicaliser
+from silva.forest import PROFILES, Canonicaliser
 from silva.parsers import TurnParser
-from silva.types.errors import RequestError
-from silva.types.messages import JsonObject, Message
-from silva.wire.formats import FORMATS
-from silva.wire.history import HistoryCache
-from silva.wire.model_request import ModelRequest
+from silva.types import JsonObject, Message, RequestError
+from silva.wire import FORMATS, HistoryCache, ModelRequest
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 _ID_KEYS = frozenset({"id", "call_id", "tool_call_id", "tool_use_id"})

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from silva.export.exporter import NO_RESPONSE, Exporter
-from silva.forest.lineage import SharedPrefix, build_samples
-from silva.turns.session import Session
-from silva.types.errors import SessionFailure
-from silva.types.rollout import ExportRecord, RequestRow, Samples
+from silva.forest import SharedPrefix, build_samples
+from silva.turns import Session
+from silva.types import ExportRecord, RequestRow, Samples, SessionFailure
 
 
 def export_session(exporter: Exporter, session: Session) -> list[ExportRecord]:

@@ -11,7 +11,7 @@ from silva.forest.identity import canonical_arguments, canonical_tool
 from silva.forest.node import Node
 from silva.forest.placement import Match
 from silva.forest.session_forest import SessionForest
-from silva.types.messages import Conversation, Image, JsonObject, Message, part_to_chat
+from silva.types import Conversation, Image, JsonObject, Message, part_to_chat
 
 MAX_SHOWN = 400
 """Most characters of an old or new value."""

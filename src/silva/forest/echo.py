@@ -11,7 +11,7 @@ from typing import Literal
 
 from silva.forest.identity import echo_digest
 from silva.forest.node import NO_RENAMES, Node, Repair, RepairKind
-from silva.types.messages import Message
+from silva.types import Message
 
 EchoMatch = Literal["lenient", "exact"]
 MessageAt = Callable[[int], Message]

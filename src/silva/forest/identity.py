@@ -14,9 +14,7 @@ from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 
-from silva.types.errors import RequestError
-from silva.types.messages import Conversation, JsonObject, Message
-from silva.types.strict_json import read_json
+from silva.types import Conversation, JsonObject, Message, RequestError, read_json
 
 KEY_BYTES = 16
 MAX_REMEMBERED_CHARS = 256

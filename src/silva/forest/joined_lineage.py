@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from silva.types.generation import VersionSpan, join_spans
-from silva.types.rollout import ResponseSpan
+from silva.types import ResponseSpan, VersionSpan, join_spans
 
 
 class LineageStep(Protocol):

@@ -9,10 +9,7 @@ from typing import Literal
 from silva.forest.joined_lineage import join_lineage
 from silva.forest.node import EchoAlias, Node
 from silva.forest.session_forest import SessionForest
-from silva.types.errors import SessionFailure
-from silva.types.generation import VersionSpan, join_spans
-from silva.types.messages import JsonObject
-from silva.types.rollout import ExportRecord, NodeRow, TrainingSample
+from silva.types import ExportRecord, JsonObject, NodeRow, SessionFailure, TrainingSample, VersionSpan, join_spans
 
 UNSAMPLED_VERSION = -1
 ExportMode = Literal["strict", "last", "leaves"]

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from silva.types.generation import FinishReason, GenerateResult, VersionSpan
-from silva.types.messages import Conversation, Image, Message, images_of
+from silva.types import Conversation, FinishReason, GenerateResult, Image, Message, VersionSpan, images_of
 
 NodeKind = Literal["root", "observation", "response"]
 RepairKind = Literal["blanks", "reasoning_missing", "call_ids", "answer_missing", "ambiguous"]

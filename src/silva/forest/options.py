@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from silva.forest.echo import EchoMatch
 from silva.forest.profiles import PROFILES, Profile, parse_profiles
-from silva.types.option import opt
+from silva.types import opt
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from silva.forest.node import EchoAlias, Node
 from silva.forest.profiles import REPAIR_PREFIX
 from silva.forest.prompt_ids import PromptIds
-from silva.types.generation import GenerateResult
-from silva.types.messages import Conversation, Image, Message, images_of
-from silva.types.rollout import MatchKind
+from silva.types import Conversation, GenerateResult, Image, MatchKind, Message, images_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

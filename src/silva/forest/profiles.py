@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 
 from silva.forest.echo import MessageAt
 from silva.forest.identity import message_digest
-from silva.types.errors import ConfigError
-from silva.types.messages import Message
+from silva.types import ConfigError, Message
 
 AUTO, NONE = "auto", "none"
 REPAIR_PREFIX = "profile:"

@@ -11,7 +11,7 @@ from silva.forest.echo import MessageAt
 from silva.forest.identity import root_key
 from silva.forest.node import Node
 from silva.forest.records import Search, ToldHistories
-from silva.types.messages import Conversation, JsonObject, Message
+from silva.types import Conversation, JsonObject, Message
 
 _MAX_COMPARED = 64
 _MAX_ROOTS = 16

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from silva.forest.echo import NOTHING, MessageAt, compare_echo
 from silva.forest.identity import TOKEN_ROOT, chain_key, chain_keys, echo_digest, message_digest
 from silva.forest.node import NO_RENAMES, Node, Renames, RepairKind
-from silva.types.messages import Conversation, Message
+from silva.types import Conversation, Message
 
 CleanFirst = Callable[[Message], Message]
 """Takes out of the first message of a history what does not count for who is who."""

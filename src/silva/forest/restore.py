@@ -10,9 +10,19 @@ from typing import cast
 from silva.forest.identity import chain_key, ids_digest, message_digest
 from silva.forest.node import EchoAlias, Node, Repair
 from silva.forest.session_forest import SessionForest
-from silva.types.generation import FinishReason, VersionSpan
-from silva.types.messages import MEDIA_PREFIX, Conversation, Image, JsonObject, Message, Part, ToolCall, text_of
-from silva.types.rollout import NodeRow
+from silva.types import (
+    MEDIA_PREFIX,
+    Conversation,
+    FinishReason,
+    Image,
+    JsonObject,
+    Message,
+    NodeRow,
+    Part,
+    ToolCall,
+    VersionSpan,
+    text_of,
+)
 
 
 def restore_forest(records: Iterable[NodeRow], request_ids: Mapping[int, str] | None = None) -> SessionForest:

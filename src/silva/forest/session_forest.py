@@ -24,8 +24,7 @@ from silva.forest.identity import TOKEN_ROOT, chain_key, ids_digest, root_key
 from silva.forest.node import EchoAlias, Node
 from silva.forest.placement import Match, Placement, Response
 from silva.forest.state_index import StateIndex
-from silva.types.generation import GenerateResult
-from silva.types.messages import Conversation, Message
+from silva.types import Conversation, GenerateResult, Message
 
 
 class SessionForest:

@@ -8,3 +8,10 @@ Invariant: a turn is committed before the last byte of its reply is sent, and no
 Start with `app.py` (routes), then `exchange.py` (one request from credential to last byte), `held.py` (which request
 repeats which turn) and `answer.py` (heartbeats and bursts).
 """
+
+from silva.gateway.app import GatewayApp
+from silva.gateway.options import GatewayOptions
+from silva.gateway.recorder import Recorder
+from silva.gateway.server import GatewayServer, require_loopback
+
+__all__ = ["GatewayApp", "GatewayOptions", "GatewayServer", "Recorder", "require_loopback"]

@@ -16,10 +16,8 @@ import msgspec
 from silva.gateway.dialect import RETRY_HEADER, Dialect
 from silva.gateway.held import HeldTurn
 from silva.gateway.http import JSON_TYPE, STREAM_HEADERS, Delivery, Header, Send, send_body, send_json, send_start
-from silva.turns.live_session import TurnTask
-from silva.types.clock import Clock
-from silva.types.rollout import RequestRow
-from silva.types.turn import ApiError, TurnOptions, TurnReply
+from silva.turns import TurnTask
+from silva.types import ApiError, Clock, RequestRow, TurnOptions, TurnReply
 
 HEARTBEAT_S = 15.0
 """Seconds between heartbeats."""

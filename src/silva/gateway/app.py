@@ -23,11 +23,8 @@ from silva.gateway.http import (
 from silva.gateway.messages import MessagesDialect
 from silva.gateway.options import GatewayOptions
 from silva.gateway.responses import ResponsesDialect
-from silva.turns.session_registry import SessionRegistry
-from silva.turns.turn_service import TurnService
-from silva.types.clock import Clock
-from silva.types.messages import JsonObject
-from silva.types.turn import ApiError
+from silva.turns import SessionRegistry, TurnService
+from silva.types import ApiError, Clock, JsonObject
 
 MOUNT = "/agentic_api"
 MODEL_NAME = "model"

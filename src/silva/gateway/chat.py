@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from silva.gateway.sse import DONE, data_frame
-from silva.types.turn import ApiError, TurnOptions, TurnReply
-from silva.wire.chat_format import ChatFormat
+from silva.types import ApiError, TurnOptions, TurnReply
+from silva.wire import ChatFormat
 
 
 class ChatDialect(ChatFormat):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from silva.types.messages import JsonObject
-from silva.types.turn import ApiError, TurnOptions, TurnReply
-from silva.wire.formats import ApiFormat
-from silva.wire.history import HistoryCache
-from silva.wire.model_request import ModelRequest
+from silva.types import ApiError, JsonObject, TurnOptions, TurnReply
+from silva.wire import ApiFormat, HistoryCache, ModelRequest
 
 RETRY_HEADER = (b"x-should-retry", b"false")
 

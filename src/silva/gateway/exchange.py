@@ -27,14 +27,9 @@ from silva.gateway.http import (
     send_json,
 )
 from silva.gateway.options import GatewayOptions
-from silva.turns.live_session import BROKEN, SESSION_ENDED, LiveSession, ended_turn
-from silva.turns.session_registry import SessionRegistry
-from silva.turns.turn_service import TurnService
-from silva.types.clock import Clock
-from silva.types.errors import RequestError
-from silva.types.rollout import RequestRow
-from silva.types.turn import ApiError, TurnReply
-from silva.wire.model_request import ModelRequest
+from silva.turns import BROKEN, SESSION_ENDED, LiveSession, SessionRegistry, TurnService, ended_turn
+from silva.types import ApiError, Clock, RequestError, RequestRow, TurnReply
+from silva.wire import ModelRequest
 
 T = TypeVar("T")
 log = logging.getLogger("silva.gateway")

@@ -14,10 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from silva.gateway.http import Delivery, Header, Scope, header
-from silva.turns.live_session import TurnTask
-from silva.turns.turn_service import PreparedTurn
-from silva.types.rollout import RequestRow
-from silva.types.turn import TurnOptions, TurnReply
+from silva.turns import PreparedTurn, TurnTask
+from silva.types import RequestRow, TurnOptions, TurnReply
 
 MAX_ENDED = 16
 """How many ended turns of a session can still be joined."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from silva.types.messages import JsonObject
+from silva.types import JsonObject
 
 Event = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from silva.gateway.sse import data_frame
-from silva.types.messages import JsonObject
-from silva.types.turn import ApiError, TurnOptions, TurnReply
-from silva.wire.messages_format import MessagesFormat
+from silva.types import ApiError, JsonObject, TurnOptions, TurnReply
+from silva.wire import MessagesFormat
 
 _PING = data_frame({"type": "ping"}, event="ping")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from silva.types.option import opt
+from silva.types import opt
 
 ResponsesEvents = Literal["full", "minimal"]
 """`full`: what a client would have seen of each item while it grew; `minimal`: each item once, when it is done."""

@@ -8,9 +8,8 @@ from pathlib import Path
 import msgspec
 
 from silva.gateway.http import AsgiApp, Event, Receive, Scope, Send, credential, delivery_of, header
-from silva.types.errors import ConfigError
-from silva.types.messages import JsonObject
-from silva.wire.recording_head import KEPT_HEADERS, route_of
+from silva.types import ConfigError, JsonObject
+from silva.wire import KEPT_HEADERS, route_of
 
 MAX_RECORDED_BYTES = 64 << 20
 log = logging.getLogger("silva.gateway")

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from silva.gateway.options import ResponsesEvents
 from silva.gateway.sse import data_frame
-from silva.types.messages import JsonObject
-from silva.types.turn import ApiError, TurnOptions, TurnReply
-from silva.wire.responses_format import ResponsesFormat, ResponsesOptions
+from silva.types import ApiError, JsonObject, TurnOptions, TurnReply
+from silva.wire import ResponsesFormat, ResponsesOptions
 
 
 class ResponsesDialect(ResponsesFormat):

@@ -14,7 +14,7 @@ from silva.gateway.app import MOUNT
 from silva.gateway.http import AsgiApp
 from silva.gateway.options import GatewayOptions
 from silva.gateway.protocol import HttpProtocol
-from silva.types.errors import ConfigError, system_reason
+from silva.types import ConfigError, system_reason
 
 KEEP_ALIVE_S = 90
 """Longer than the connection pools of SDKs keep an idle connection: a shorter one would look like lost answers."""

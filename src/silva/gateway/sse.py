@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from silva.types.messages import JsonObject
+from silva.types import JsonObject
 
 DONE = b"data: [DONE]\n\n"
 """Ends a Chat stream."""

@@ -9,3 +9,13 @@ it; an engine never returns an id without both.
 
 Open first: `engine.py`, then `torch_engine.py` (asyncio side) and `torch_core.py` (one step).
 """
+
+from silva.inference.engine import Engine, EngineUsage, ImageSupport
+from silva.inference.options import EngineOptions
+from silva.inference.scripted import ScriptedEngine, ScriptLine, read_script
+from silva.inference.time_limit import RETRY_DELAYS_S, answer_in_time
+
+__all__ = [
+    "RETRY_DELAYS_S", "Engine", "EngineOptions", "EngineUsage", "ImageSupport", "ScriptLine", "ScriptedEngine",
+    "answer_in_time", "read_script",
+]  # fmt: skip

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from silva.types.generation import EngineUsage, GenerateRequest, GenerateResult
-from silva.types.weights import WeightSource
+from silva.types import EngineUsage, GenerateRequest, GenerateResult, WeightSource
 
 ImageSupport = Literal["none", "placed", "any"]
 """none: text only; placed: images for which the chat template has a place; any: also others, shown as a word."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from silva.types.option import opt
+from silva.types import opt
 
 EngineName = Literal["torch", "scripted", "sglang"]
 

@@ -15,16 +15,18 @@ from typing import Literal, Protocol, TextIO
 import msgspec
 
 from silva.inference.engine import ImageSupport
-from silva.types.clock import Clock
-from silva.types.errors import ConfigError, EngineFault, system_reason
-from silva.types.generation import (
+from silva.types import (
+    Clock,
+    ConfigError,
+    EngineFault,
     EngineUsage,
     FinishReason,
     GenerateRequest,
     GenerateResult,
     VersionSpan,
+    WeightSource,
+    system_reason,
 )
-from silva.types.weights import WeightSource
 
 MISSING_LOGPROB = -0.5
 DEFAULT_CONTEXT_LEN = 32768

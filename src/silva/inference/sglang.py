@@ -15,10 +15,7 @@ import msgspec
 from silva.inference.engine import ImageSupport
 from silva.inference.sglang_http import READY_WAIT_S, SIDE_CALL_S, Once, SglangHttp, context_len
 from silva.inference.sglang_wire import SENT_PARAMS, attempt_rid, encode_request, read_answer, version_number
-from silva.types.clock import Clock
-from silva.types.errors import ConfigError, EngineFault
-from silva.types.generation import EngineUsage, GenerateRequest, GenerateResult
-from silva.types.weights import WeightSource
+from silva.types import Clock, ConfigError, EngineFault, EngineUsage, GenerateRequest, GenerateResult, WeightSource
 
 log = logging.getLogger("silva.engine")
 

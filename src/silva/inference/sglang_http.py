@@ -10,8 +10,7 @@ import msgspec
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
-from silva.types.clock import Clock
-from silva.types.errors import ConfigError, EngineFault
+from silva.types import Clock, ConfigError, EngineFault
 
 log = logging.getLogger("silva.engine")
 

@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from silva.inference.sglang_http import READY_WAIT_S, Once, Refused, SglangHttp, context_len
 from silva.inference.sglang_scores_wire import OtherTokenizer, encode_score_request, read_scores, read_texts
 from silva.inference.time_limit import RETRY_DELAYS_S, answer_in_time
-from silva.model.unscored import Unscored, tell_unscored
-from silva.types.clock import Clock
-from silva.types.errors import ConfigError, EngineFault, RunStopped
-from silva.types.rollout import TrainingSample
+from silva.model import Unscored, tell_unscored
+from silva.types import Clock, ConfigError, EngineFault, RunStopped, TrainingSample
 
 log = logging.getLogger("silva.engine")
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from silva.inference.sglang_wire import check_rid, decode_answer
-from silva.types.errors import EngineFault
-from silva.types.generation import LOGPROB_ROUNDING, LOWEST_LOGPROB
+from silva.types import LOGPROB_ROUNDING, LOWEST_LOGPROB, EngineFault
 
 
 class _Finish(msgspec.Struct, frozen=True):

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
-from silva.types.errors import EngineFault
-from silva.types.generation import (
+from silva.types import (
+    EngineFault,
     FinishReason,
     GenerateRequest,
     GenerateResult,

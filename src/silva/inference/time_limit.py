@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from silva.types.clock import Clock, Timer
-from silva.types.errors import EngineFault
+from silva.types import Clock, EngineFault, Timer
 
 RETRY_DELAYS_S = (0.5, 2.0, 5.0)
 """Seconds before each retry of a failed call."""

@@ -17,9 +17,17 @@ from silva.inference.sampling import RowSampling, position_key, sample, seed_bas
 from silva.inference.slots import CopyPlan, Ids, Slot, SlotTable
 from silva.inference.stop_strings import DecodeText, find_stop
 from silva.model.decoder import Decoder, KVCache, Segment
-from silva.types.errors import EngineFault, RequestError, SilvaError
-from silva.types.generation import FinishReason, GenerateRequest, GenerateResult, VersionSpan, append_span
-from silva.types.weights import WeightSource
+from silva.types import (
+    EngineFault,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    RequestError,
+    SilvaError,
+    VersionSpan,
+    WeightSource,
+    append_span,
+)
 
 COUNTERS = (
     "requests",

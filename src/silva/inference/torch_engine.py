@@ -15,13 +15,18 @@ import torch
 from silva.inference.engine import ImageSupport
 from silva.inference.stop_strings import DecodeText
 from silva.inference.torch_core import Outcome, TorchCore
-from silva.model.checkpoint import hf_config_dict, load_weights
-from silva.model.config import DecoderConfig
+from silva.model import DecoderConfig, hf_config_dict, limit_threads, load_weights
 from silva.model.decoder import Decoder, WeightsError
-from silva.model.torch_env import limit_threads
-from silva.types.errors import ConfigError, EngineFault, RequestError, SilvaError
-from silva.types.generation import EngineUsage, GenerateRequest, GenerateResult
-from silva.types.weights import WeightSource
+from silva.types import (
+    ConfigError,
+    EngineFault,
+    EngineUsage,
+    GenerateRequest,
+    GenerateResult,
+    RequestError,
+    SilvaError,
+    WeightSource,
+)
 
 logger = logging.getLogger(__name__)
 

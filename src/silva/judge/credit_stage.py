@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from silva.credit.assign import assign_group_credit
-from silva.credit.shared import CreditShare
-from silva.credit.spread import CreditFunction
-from silva.forest.lineage import SharedPrefix
-from silva.types.rollout import Samples
-from silva.types.sample_view import GroupView
+from silva.credit import CreditFunction, CreditShare, assign_group_credit
+from silva.forest import SharedPrefix
+from silva.types import GroupView, Samples
 
 
 class GroupCredit:

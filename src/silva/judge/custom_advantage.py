@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from silva.credit.hook import CUSTOM_FAILED, hook_input, read_credits
-from silva.credit.shared import spread_credits
-from silva.forest.lineage import SharedPrefix
-from silva.types.errors import GroupEnd, SilvaError
-from silva.types.rollout import Samples
-from silva.types.sample_view import GroupView
+from silva.credit import CUSTOM_FAILED, hook_input, read_credits, spread_credits
+from silva.forest import SharedPrefix
+from silva.types import GroupEnd, GroupView, Samples, SilvaError
 
 ADVANTAGE_PARAMS = ("metadata_by_slot", "group")
 """The function's arguments, by the names that an error shows. It may do without the second."""

@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from silva.credit.assign import session_reward
-from silva.data.prompts import Prompt
-from silva.forest.lineage import SharedPrefix
-from silva.turns.session import Session
-from silva.types.errors import GroupEnd, SessionFailure
-from silva.types.messages import JsonObject
-from silva.types.rollout import Mode, Samples, SessionStatus
-from silva.types.sample_view import GroupView
+from silva.credit import session_reward
+from silva.data import Prompt
+from silva.forest import SharedPrefix
+from silva.turns import Session
+from silva.types import GroupEnd, GroupView, JsonObject, Mode, Samples, SessionFailure, SessionStatus
 
 log = logging.getLogger("silva.rollout")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from silva.credit.shared import CreditShare
-from silva.export.options import ExportOptions
-from silva.types.option import opt
+from silva.credit import CreditShare
+from silva.export import ExportOptions
+from silva.types import opt
 
 
 @dataclass(frozen=True, kw_only=True)

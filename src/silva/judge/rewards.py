@@ -13,17 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from silva.credit.reward import Reward, read_reward
+from silva.credit import Reward, read_reward
 from silva.judge.options import RewardOptions
 from silva.judge.sample_views import Decode, sample_view
 from silva.judge.user_function import UserCodeError, UserFunction
-from silva.turns.session import Session
-from silva.types.errors import GroupEnd, SessionFailure
-from silva.types.numbers import spread
-from silva.types.rollout import Mode, Samples, TrainingSample
-from silva.types.sample_view import OptionsView, SampleView
-from silva.types.text import shown
-from silva.wire.output_document import OutputDocument, parse_output
+from silva.turns import Session
+from silva.types import GroupEnd, Mode, OptionsView, Samples, SampleView, SessionFailure, TrainingSample, shown, spread
+from silva.wire import OutputDocument, parse_output
 
 log = logging.getLogger("silva.rollout")
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from silva.turns.session import Session
-from silva.types.rollout import TrainingSample
-from silva.types.sample_view import SampleView
+from silva.turns import Session
+from silva.types import SampleView, TrainingSample
 
 Decode = Callable[[Sequence[int]], str]
 

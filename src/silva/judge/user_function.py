@@ -24,11 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from silva.agent.agent_runner import AgentRunner, AgentSpec
-from silva.agent.environment import trainer_environment
-from silva.processes.frames import child_command, pack, read_message
-from silva.processes.sweep import RUN_MARKER
-from silva.types.errors import ConfigError, RunStopped, SilvaError
+from silva.agent import AgentRunner, AgentSpec, trainer_environment
+from silva.processes import RUN_MARKER, child_command, pack, read_message
+from silva.types import ConfigError, RunStopped, SilvaError
 
 log = logging.getLogger("silva.rollout")
 

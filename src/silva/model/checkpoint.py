@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from silva.types.errors import ConfigError
+from silva.types import ConfigError
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from silva.types.errors import ConfigError
+from silva.types import ConfigError
 
 RopeKind = Literal["default", "linear", "llama3"]
 

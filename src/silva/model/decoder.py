@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from silva.model.config import DecoderConfig, RopeConfig
-from silva.types.errors import ConfigError
+from silva.types import ConfigError
 
 
 class WeightsError(ConfigError):

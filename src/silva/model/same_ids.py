@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from silva.model.checkpoint import hf_config_dict, open_weight_files, read_json_object
-from silva.types.errors import ConfigError
+from silva.types import ConfigError
 
 JsonDoc = Mapping[str, Any]
 """A parsed `tokenizer.json`."""

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from silva.types.errors import RunStopped
-from silva.types.rollout import TrainingSample
+from silva.types import RunStopped, TrainingSample
 
 log = logging.getLogger("silva.engine")
 

@@ -11,7 +11,8 @@ Open first: `turn` (the rules for all families), `families` (the table), `parts`
 """
 
 from silva.parsers.families import parser_names
+from silva.parsers.options import ParserOptions
 from silva.parsers.parts import ParsedCall, ParsedTurn, Tools, read_call
 from silva.parsers.turn import TurnParser
 
-__all__ = ["ParsedCall", "ParsedTurn", "Tools", "TurnParser", "parser_names", "read_call"]
+__all__ = ["ParsedCall", "ParsedTurn", "ParserOptions", "Tools", "TurnParser", "parser_names", "read_call"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from silva.types.strict_json import read_json
+from silva.types import read_json
 
 _TOKEN = re.compile(
     r"""(?P<string>'''(?:[^\\]|\\.)*?'''|\"\"\"(?:[^\\]|\\.)*?\"\"\"|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from silva.parsers import parser_names
-from silva.types.option import opt
+from silva.types import opt
 
 
 @dataclass(frozen=True, kw_only=True)

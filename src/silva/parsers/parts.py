@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from silva.parsers.literals import quoted
-from silva.types.messages import JsonObject
+from silva.types import JsonObject
 
 _CLEAR_NAME = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*(?:,\s*"(?:arguments|parameters)"\s*:(.*)|,?\s*)', re.S

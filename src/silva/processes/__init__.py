@@ -7,3 +7,8 @@ second, and nothing that an agent or a user function does in it can touch the tr
 
 Start with `runner.py`; `sweep.py` finds and ends processes by their marker, `user_worker.py` calls user functions.
 """
+
+from silva.processes.frames import Message, child_command, pack, read_message
+from silva.processes.sweep import RUN_MARKER, sweep_run
+
+__all__ = ["RUN_MARKER", "Message", "child_command", "pack", "read_message", "sweep_run"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from silva.judge.group_end import SlotFailure
-from silva.types.errors import RunStopped
+from silva.judge import SlotFailure
+from silva.types import RunStopped
 
 
 class FailureBudget:

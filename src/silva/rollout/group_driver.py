@@ -14,9 +14,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from silva.turns.session import Session
-from silva.types.errors import SessionFailure
-from silva.types.rollout import ExportRecord
+from silva.turns import Session
+from silva.types import ExportRecord, SessionFailure
 
 RUNNER_LOST = "runner_lost"
 """Reason of a session that ended because the process that owns the agents died: no fault of its agent."""

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from silva.data.prompts import Prompt
-from silva.export.session_export import session_samples
-from silva.forest.lineage import node_rows
-from silva.judge.group_end import (
+from silva.data import Prompt
+from silva.export import session_samples
+from silva.forest import node_rows
+from silva.judge import (
     CreditStage,
     GroupResult,
     GroupSettings,
@@ -33,11 +33,9 @@ from silva.judge.group_end import (
 from silva.rollout.failure_budget import FailureBudget
 from silva.rollout.group_driver import LEFT_OUT, RUNNER_LOST, GroupDriver, SessionResult
 from silva.rollout.leases import Leases
-from silva.store.ledger import RunLedger
-from silva.turns.session import Session
-from silva.turns.session_registry import SessionRegistry
-from silva.types.errors import RunStopped, SessionFailure
-from silva.types.rollout import Mode, SessionRow
+from silva.store import RunLedger
+from silva.turns import Session, SessionRegistry
+from silva.types import Mode, RunStopped, SessionFailure, SessionRow
 
 log = logging.getLogger("silva.rollout")
 

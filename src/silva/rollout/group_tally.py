@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from silva.credit.shared import by_session
-from silva.judge.group_end import GroupResult
-from silva.types.rollout import TrainingSample
+from silva.credit import by_session
+from silva.judge import GroupResult
+from silva.types import TrainingSample
 
 PASSED = 1.0
 """The primary reward of a session that did its task."""

@@ -11,8 +11,8 @@ refused, so an agent never notices.
 
 from __future__ import annotations
 
-from silva.inference.engine import Engine, EngineUsage
-from silva.turns.session import Session
+from silva.inference import Engine, EngineUsage
+from silva.turns import Session
 
 
 class Leases:

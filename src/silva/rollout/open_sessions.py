@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from silva.export.exporter import Exporter
-from silva.export.session_export import export_session, session_samples
-from silva.forest.lineage import SharedPrefix
-from silva.judge.group_end import Outcome
+from silva.export import Exporter, export_session, session_samples
+from silva.forest import SharedPrefix
+from silva.judge import Outcome
 from silva.rollout.group_runner import session_record
 from silva.rollout.leases import Leases
-from silva.store.ledger import RunLedger
-from silva.turns.session import Session
-from silva.types.errors import SessionFailure
-from silva.types.messages import JsonObject
-from silva.types.rollout import Samples
+from silva.store import RunLedger
+from silva.turns import Session
+from silva.types import JsonObject, Samples, SessionFailure
 
 OPEN_DATASET = "open"
 

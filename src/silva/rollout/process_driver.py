@@ -7,17 +7,21 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
-from silva.agent.agent_runner import AgentExit, AgentSpec
-from silva.agent.environment import agent_environment, parse_agent_env
-from silva.agent.files import SessionFiles, create_session, log_tail, read_output_bytes
-from silva.agent.options import AgentOptions
-from silva.export.exporter import Exporter
-from silva.export.session_export import end_of, export_session
+from silva.agent import (
+    AgentExit,
+    AgentOptions,
+    AgentSpec,
+    SessionFiles,
+    agent_environment,
+    create_session,
+    log_tail,
+    parse_agent_env,
+    read_output_bytes,
+)
+from silva.export import Exporter, end_of, export_session
 from silva.rollout.group_driver import RUNNER_LOST
-from silva.turns.session import Session
-from silva.types.clock import Clock
-from silva.types.errors import AgentExecutionError, SessionFailure
-from silva.types.rollout import ExportRecord
+from silva.turns import Session
+from silva.types import AgentExecutionError, Clock, ExportRecord, SessionFailure
 
 NO_OUTPUT_REASONS = frozenset(
     {

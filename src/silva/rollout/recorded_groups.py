@@ -6,12 +6,11 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from silva.credit.shared import train_shared
-from silva.judge.group_end import UNFIT, CreditStage, GroupResult, GroupSettings, Outcome, SlotEnd, checked, close_group
+from silva.credit import train_shared
+from silva.judge import UNFIT, CreditStage, GroupResult, GroupSettings, Outcome, SlotEnd, checked, close_group
 from silva.rollout.group_tally import StepGroups, tally
-from silva.store.dumps import dump_path
-from silva.store.loads import RecordedGroup, RecordedSession, read_rollout_dump
-from silva.types.errors import DatasetError, GroupEnd
+from silva.store import RecordedGroup, RecordedSession, dump_path, read_rollout_dump
+from silva.types import DatasetError, GroupEnd
 
 _COUNTED = ("trained", "delivered")
 

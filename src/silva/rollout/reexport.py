@@ -12,12 +12,10 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from silva.data.prompts import Prompt
-from silva.export.exporter import Exporter
-from silva.export.session_export import export_session, session_samples
-from silva.forest.restore import restore_forest
-from silva.forest.session_forest import SessionForest
-from silva.judge.group_end import (
+from silva.data import Prompt
+from silva.export import Exporter, export_session, session_samples
+from silva.forest import SessionForest, restore_forest
+from silva.judge import (
     CreditStage,
     GroupSettings,
     Outcome,
@@ -29,15 +27,9 @@ from silva.judge.group_end import (
 )
 from silva.rollout.open_sessions import OPEN_DATASET
 from silva.rollout.process_driver import NO_OUTPUT_REASONS
-from silva.store.dump_line import DumpLine
-from silva.store.dumps import session_lines, session_rows
-from silva.store.encode import short_floats
-from silva.store.queries import Context
-from silva.store.stored import StoredSession, load_session
-from silva.turns.session import Session
-from silva.types.clock import SystemClock
-from silva.types.errors import SessionFailure
-from silva.types.rollout import Mode, PromptState, SessionInput, TrainingSample
+from silva.store import Context, DumpLine, StoredSession, load_session, session_lines, session_rows, short_floats
+from silva.turns import Session
+from silva.types import Mode, PromptState, SessionFailure, SessionInput, SystemClock, TrainingSample
 
 log = logging.getLogger("silva.rollout")
 

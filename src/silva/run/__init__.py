@@ -8,3 +8,17 @@ agents and writes its ledger before the error is seen.
 
 Open first: `open_run.py` (the door), then `train_run.py`, `runtime.py` (what runs) and `loop.py` (what happens when).
 """
+
+from silva.run.check import Checks
+from silva.run.factories import EngineFactory, Runner, RunnerFactory
+from silva.run.prepared import saved_options
+from silva.run.reexport_run import reexport
+from silva.run.replay import replay_recording
+from silva.run.run import Run, open_run
+from silva.run.setup import RunResult
+from silva.run.watcher import RunWatcher
+
+__all__ = [
+    "Checks", "EngineFactory", "Run", "RunResult", "RunWatcher", "Runner", "RunnerFactory", "open_run", "reexport",
+    "replay_recording", "saved_options",
+]  # fmt: skip

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from silva.data.prompts import PromptSource
-from silva.data.rows import Dataset
-from silva.rollout.failure_budget import FailureBudget
-from silva.rollout.group_driver import EachSession
-from silva.rollout.group_runner import GroupRunner
-from silva.rollout.process_driver import ProcessDriver
+from silva.data import Dataset, PromptSource
+from silva.rollout import EachSession, FailureBudget, GroupRunner, ProcessDriver
 from silva.run.policy import SyncPolicy
 from silva.run.producer import Producer
 from silva.run.report import StepReport

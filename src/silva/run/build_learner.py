@@ -7,8 +7,7 @@ import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from silva.config.options import RunConfig
-from silva.config.training_checks import algorithm_of, training_warnings
+from silva.config import RunConfig, algorithm_of, training_warnings
 from silva.run.side_models import open_side_models, side_fingerprints
 from silva.run.user_code import UserCode, build_custom_tis
 

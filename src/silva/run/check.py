@@ -12,21 +12,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from silva.agent.agent_runner import AgentRunner
-from silva.agent.environment import withheld_names
-from silva.config.checks import (
+from silva.agent import AgentRunner, withheld_names
+from silva.config import (
     EvalSet,
+    RunConfig,
     eval_sets,
+    is_group_of_one,
+    needs_reference,
     one_context_reason,
     several_contexts_problem,
+    training_warnings,
     trains_on_records,
     validate,
 )
-from silva.config.options import RunConfig
-from silva.config.training_checks import is_group_of_one, needs_reference, training_warnings
-from silva.data.prompts import PromptSource
-from silva.data.rows import Dataset
-from silva.judge.group_end import GroupResult
+from silva.data import Dataset, PromptSource
+from silva.judge import GroupResult
 from silva.run.assembly import open_groups
 from silva.run.parts import build_engine, check_model, check_row_budget, load_codec, load_parser, load_prompts
 from silva.run.runtime import open_runtime
@@ -34,8 +34,7 @@ from silva.run.settings import group_settings
 from silva.run.setup import RunSetup
 from silva.run.side_models import look_at_side_models
 from silva.run.user_code import open_user_code
-from silva.types.clock import SystemClock
-from silva.types.errors import SilvaError
+from silva.types import SilvaError, SystemClock
 
 PROBE_ANSWER = "ok"
 

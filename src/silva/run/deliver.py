@@ -7,8 +7,7 @@ from collections.abc import Callable
 from silva.run.metrics import rollout_metrics
 from silva.run.producer import Producer
 from silva.run.report import StepReport
-from silva.store.ledger import RunLedger
-from silva.store.metrics import MetricsWriter
+from silva.store import MetricsWriter, RunLedger
 
 
 async def deliver(

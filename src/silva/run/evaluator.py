@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from silva.credit.shared import by_session
-from silva.data.prompts import PromptSource
-from silva.data.rows import Dataset
-from silva.judge.group_end import GroupSettings
-from silva.rollout.failure_budget import FailureBudget
-from silva.rollout.group_runner import GroupRunner
-from silva.rollout.group_tally import StepGroups
+from silva.credit import by_session
+from silva.data import Dataset, PromptSource
+from silva.judge import GroupSettings
+from silva.rollout import FailureBudget, GroupRunner, StepGroups
 from silva.run.metrics import helper_metrics, passrate_metrics, reward_metrics
 from silva.run.policy import SyncPolicy
 from silva.run.producer import Producer
-from silva.store.ledger import RunLedger
+from silva.store import RunLedger
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Protocol
 
 from silva.codec import TurnCodec
-from silva.config.options import RunConfig
-from silva.inference.engine import Engine
-from silva.rollout.process_driver import AgentProcesses
-from silva.types.clock import Clock
+from silva.config import RunConfig
+from silva.inference import Engine
+from silva.rollout import AgentProcesses
+from silva.types import Clock
 
 
 class EngineFactory(Protocol):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from silva.judge.group_end import GroupResult
-from silva.rollout.group_tally import GroupTally, tally
-from silva.store.ledger import RunLedger
-from silva.types.errors import GroupEnd
+from silva.judge import GroupResult
+from silva.rollout import GroupTally, tally
+from silva.store import RunLedger
+from silva.types import GroupEnd
 
 
 class GroupBuffer:

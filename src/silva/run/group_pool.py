@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Protocol
 
-from silva.data.prompts import Prompt, PromptSource
-from silva.judge.group_end import GroupResult, GroupSettings
-from silva.store.ledger import RunLedger
+from silva.data import Prompt, PromptSource
+from silva.judge import GroupResult, GroupSettings
+from silva.store import RunLedger
 
 
 class RunGroup(Protocol):

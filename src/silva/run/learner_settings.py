@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from silva.config.options import RunConfig
-from silva.config.training_checks import algorithm_of
+from silva.config import RunConfig, algorithm_of
 from silva.run.settings import num_threads
+from silva.train import ClipOptions, KlOptions, Schedule, TisOptions
 from silva.train.advantages import AdvantageConfig
 from silva.train.critic import CriticConfig
 from silva.train.objective import ObjectiveConfig
-from silva.train.options import ClipOptions, KlOptions, TisOptions
 from silva.train.policy import PolicyConfig
-from silva.train.schedule import Schedule
-from silva.types.option import part_of
+from silva.types import part_of
 
 
 def build_schedule(config: RunConfig, num_rollout: int | None) -> Schedule:

@@ -8,11 +8,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from silva.credit.passrate import pass_rates
-from silva.credit.shared import by_session, num_shared_responses
-from silva.rollout.group_tally import GroupTally, StepGroups, first_reward
-from silva.types.numbers import mean, spread
-from silva.types.rollout import TrainingSample
+from silva.credit import by_session, num_shared_responses, pass_rates
+from silva.rollout import GroupTally, StepGroups, first_reward
+from silva.types import TrainingSample, mean, spread
 
 log = logging.getLogger("silva.rollout")
 

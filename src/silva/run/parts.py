@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from silva.codec import TurnCodec
-from silva.config.checks import check_token_budget
-from silva.config.options import RunConfig
-from silva.data.rows import Dataset, load_dataset
-from silva.inference.engine import Engine
+from silva.config import RunConfig, check_token_budget
+from silva.data import Dataset, load_dataset
+from silva.inference import Engine
 from silva.parsers import TurnParser
 from silva.run.settings import num_threads
-from silva.types.clock import Clock
-from silva.types.errors import ConfigError
+from silva.types import Clock, ConfigError
 
 if TYPE_CHECKING:
-    from silva.model.config import DecoderConfig
+    from silva.model import DecoderConfig
 
 log = logging.getLogger("silva")
 
@@ -77,7 +75,7 @@ def load_parser(config: RunConfig, codec: TurnCodec) -> TurnParser:
 def build_engine(config: RunConfig, codec: TurnCodec, clock: Clock, *, hf_dir: Path, version: int = 0) -> Engine:
     """The engine that the options name, with the weights of `hf_dir` at `version` (a server has its own)."""
     if config.engine == "scripted":
-        from silva.inference.scripted import ScriptedEngine, read_script
+        from silva.inference import ScriptedEngine, read_script
 
         assert config.engine_script is not None
         return ScriptedEngine(
@@ -114,8 +112,7 @@ def build_engine(config: RunConfig, codec: TurnCodec, clock: Clock, *, hf_dir: P
 
 def check_model(config: RunConfig, hf_dir: Path, *, vocab_size: int) -> DecoderConfig:
     """The model's shape, where the torch engine can run it with this tokenizer and context; else ConfigError."""
-    from silva.model.checkpoint import hf_config_dict
-    from silva.model.config import DecoderConfig
+    from silva.model import DecoderConfig, hf_config_dict
 
     model = DecoderConfig.from_hf(hf_config_dict(hf_dir), where=str(hf_dir / "config.json"))
     if vocab_size > model.vocab_size:

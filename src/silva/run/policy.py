@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from silva.judge.group_end import GroupResult
+from silva.judge import GroupResult
 
 MAX_FILTERED_BATCHES = 16
 """If a filter takes out this many batches of groups and leaves none between them, it takes out everything."""

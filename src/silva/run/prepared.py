@@ -6,18 +6,22 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from silva.config.checks import Command, eval_sets, trains_on_records, validate
-from silva.config.options import RunConfig
-from silva.config.parse import read_config_file
-from silva.config.training_checks import check_training_run
-from silva.data.prompts import PromptSource
-from silva.data.rows import Dataset
-from silva.gateway.server import require_loopback
-from silva.model.torch_env import prepare
+from silva.config import (
+    Command,
+    RunConfig,
+    check_training_run,
+    eval_sets,
+    read_config_file,
+    trains_on_records,
+    validate,
+)
+from silva.data import Dataset, PromptSource
+from silva.gateway import require_loopback
+from silva.model import prepare
 from silva.run.parts import check_row_budget, load_prompts, make_run_dir
 from silva.run.setup import RunSetup
-from silva.store.queries import counts, open_run, pending_places
-from silva.types.errors import ConfigError
+from silva.store import counts, open_run, pending_places
+from silva.types import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

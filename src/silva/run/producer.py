@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from silva.data.prompts import PromptSource
-from silva.judge.group_end import GroupSettings
-from silva.rollout.failure_budget import FailureBudget
-from silva.rollout.group_runner import GroupRunner
-from silva.rollout.group_tally import StepGroups
+from silva.data import PromptSource
+from silva.judge import GroupSettings
+from silva.rollout import FailureBudget, GroupRunner, StepGroups
 from silva.run.group_buffer import GroupBuffer
 from silva.run.group_pool import GroupPool
 from silva.run.policy import Policy, Schedule
-from silva.store.ledger import RunLedger
+from silva.store import RunLedger
 
 
 class Producer:

@@ -13,22 +13,17 @@ from typing import BinaryIO
 
 from tokenizers import Tokenizer
 
-from silva.config.checks import validate_judgement
-from silva.config.options import RunConfig
-from silva.export.exporter import Exporter
-from silva.judge.sample_views import Decode
-from silva.rollout.reexport import Account, Reexport, Side
+from silva.config import RunConfig, validate_judgement
+from silva.export import Exporter
+from silva.judge import Decode
+from silva.rollout import Account, Reexport, Side
 from silva.run.parts import run_id_of
 from silva.run.settings import (
     group_settings,
 )
 from silva.run.user_code import build_credit, build_rewards, open_user_code
-from silva.store.dump_line import DumpLine
-from silva.store.dumps import PLACEHOLDER, check_dump_template, dump_path
-from silva.store.files import whole_file
-from silva.store.queries import open_run
-from silva.types.errors import ConfigError, StorageFault, system_reason
-from silva.types.rollout import Mode
+from silva.store import PLACEHOLDER, DumpLine, check_dump_template, dump_path, open_run, whole_file
+from silva.types import ConfigError, Mode, StorageFault, system_reason
 
 Summary = dict[str, object]
 GROUPS_AT_ONCE = 8

@@ -17,26 +17,18 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from silva.codec import TurnCodec
-from silva.config.checks import validate
-from silva.config.options import RunConfig
-from silva.export.recordings import RecordedRequest, read_recording
-from silva.export.script_of import answers_of, as_sent_here, generic_parser, items_of, spoken
-from silva.forest.lineage import exported_leaves
-from silva.forest.profiles import AUTO, NONE, PROFILES, REPAIR_PREFIX, parse_profiles
-from silva.gateway.app import GatewayApp
-from silva.gateway.options import GatewayOptions
-from silva.gateway.server import GatewayServer
-from silva.inference.scripted import ScriptedEngine, ScriptLine
+from silva.config import RunConfig, validate
+from silva.export import RecordedRequest, answers_of, as_sent_here, generic_parser, items_of, read_recording, spoken
+from silva.forest import AUTO, NONE, PROFILES, REPAIR_PREFIX, exported_leaves, parse_profiles
+from silva.gateway import GatewayApp, GatewayOptions, GatewayServer
+from silva.inference import ScriptedEngine, ScriptLine
 from silva.parsers import TurnParser
-from silva.rollout.leases import Leases
+from silva.rollout import Leases
 from silva.run.parts import load_codec
-from silva.store.media import MediaStore
-from silva.turns.session import Session
-from silva.turns.session_registry import SessionRegistry
-from silva.turns.turn_service import TurnService
-from silva.types.clock import SystemClock
-from silva.types.messages import Conversation, JsonObject, Message
-from silva.wire.recording_head import RETRY_HEADERS
+from silva.store import MediaStore
+from silva.turns import Session, SessionRegistry, TurnService
+from silva.types import Conversation, JsonObject, Message, SystemClock
+from silva.wire import RETRY_HEADERS
 
 UNKNOWN_ANSWER = "ok"
 _ROOM = 1 << 22

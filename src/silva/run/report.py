@@ -10,11 +10,21 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from silva.store.dumps import check_dump_template, write_rollout_dump
-from silva.store.ledger import RunLedger
-from silva.store.queries import Counts, accounting, accounting_line, counts, open_run, roots_per_session
-from silva.store.step_numbers import engine_busy, gateway_numbers, start_lag
-from silva.types.numbers import spread
+from silva.store import (
+    Counts,
+    RunLedger,
+    accounting,
+    accounting_line,
+    check_dump_template,
+    counts,
+    engine_busy,
+    gateway_numbers,
+    open_run,
+    roots_per_session,
+    start_lag,
+    write_rollout_dump,
+)
+from silva.types import spread
 
 log = logging.getLogger("silva.rollout")
 

@@ -7,7 +7,7 @@ from silva.run.deliver import deliver
 from silva.run.prepared import Prepared
 from silva.run.runtime import open_runtime
 from silva.run.setup import RunResult, RunSetup
-from silva.store.metrics import MetricsWriter
+from silva.store import MetricsWriter
 
 
 async def roll_out(setup: RunSetup, prepared: Prepared) -> RunResult:

@@ -20,10 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from silva.agent.agent_runner import AgentRunner
-from silva.config.checks import Command
-from silva.config.options import RunConfig
-from silva.config.parse import from_values, read_config_file, refuse_unknown
+from silva.agent import AgentRunner
+from silva.config import Command, RunConfig, from_values, read_config_file, refuse_unknown
 from silva.run.factories import EngineFactory, RunnerFactory
 from silva.run.parts import build_engine, choose_run_dir
 from silva.run.prepared import Prepared, prepare_run, saved_options

@@ -10,19 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from silva.credit.assign import GroupStats
-from silva.inference.engine import Engine
-from silva.judge.group_end import GroupResult
-from silva.rollout.group_tally import StepGroups, tally
+from silva.credit import GroupStats
+from silva.inference import Engine
+from silva.judge import GroupResult
+from silva.rollout import StepGroups, tally
 from silva.run.evaluator import Evaluator
 from silva.run.metrics import rollout_metrics, staleness_metrics
 from silva.run.report import StepReport
-from silva.store.ledger import RunLedger
-from silva.store.metrics import MetricsWriter
-from silva.train.backend import TrainBackend
-from silva.train.checkpoint import checkpoint_dir, prune_checkpoints
-from silva.train.step_result import StepResult
-from silva.types.rollout import TrainingSample
+from silva.store import MetricsWriter, RunLedger
+from silva.train import StepResult, TrainBackend, checkpoint_dir, prune_checkpoints
+from silva.types import TrainingSample
 
 log = logging.getLogger("silva.train")
 

@@ -10,25 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from silva.codec import TurnCodec
-from silva.config.options import RunConfig
-from silva.config.parse import write_config_file
-from silva.export.exporter import Exporter
-from silva.gateway.app import GatewayApp
-from silva.gateway.recorder import Recorder
-from silva.gateway.server import GatewayServer
-from silva.inference.engine import Engine
-from silva.processes.sweep import sweep_run
-from silva.rollout.leases import Leases
-from silva.rollout.open_sessions import OpenSessions
+from silva.config import RunConfig, write_config_file
+from silva.export import Exporter
+from silva.gateway import GatewayApp, GatewayServer, Recorder
+from silva.inference import Engine
+from silva.processes import sweep_run
+from silva.rollout import Leases, OpenSessions
 from silva.run.parts import load_codec, load_parser, run_id_of
 from silva.run.setup import RunSetup
 from silva.run.user_code import UserCode, open_user_code
-from silva.store.ledger import Recovered, RunLedger
-from silva.store.media import MEDIA_DIR, MediaStore
-from silva.store.queries import check_ledgers, open_run
-from silva.turns.session_registry import SessionRegistry
-from silva.turns.turn_service import TurnService
-from silva.types.clock import Clock, SystemClock
+from silva.store import MEDIA_DIR, MediaStore, Recovered, RunLedger, check_ledgers, open_run
+from silva.turns import SessionRegistry, TurnService
+from silva.types import Clock, SystemClock
 
 log = logging.getLogger("silva")
 

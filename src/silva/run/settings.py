@@ -7,13 +7,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from silva.config.checks import min_group_size, one_context_reason
-from silva.config.options import RunConfig
-from silva.credit.shared import CreditShare
-from silva.credit.spread import CreditFunction
-from silva.judge.group_end import GroupSettings
-from silva.train.algorithms import ALGORITHMS, credit_function
-from silva.types.rollout import Mode
+from silva.config import RunConfig, min_group_size, one_context_reason
+from silva.credit import CreditFunction, CreditShare
+from silva.judge import GroupSettings
+from silva.train import ALGORITHMS, credit_function
+from silva.types import Mode
 
 SMALL_MODEL_BYTES = 64 << 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from silva.config.options import RunConfig
+from silva.config import RunConfig
 from silva.run.factories import EngineFactory, RunnerFactory
 from silva.run.watcher import LogWatcher, RunWatcher
 

@@ -6,15 +6,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from silva.config.addresses import is_address
-from silva.config.options import RunConfig
-from silva.config.training_checks import needs_reference
+from silva.config import RunConfig, is_address, needs_reference
 from silva.inference.sglang_scorer import SglangScorer
-from silva.model.fingerprint import model_fingerprint
-from silva.model.same_ids import check_same_ids, num_positions, plain_words
+from silva.model import check_same_ids, model_fingerprint, num_positions, plain_words
 from silva.run.parts import context_limit, load_codec
-from silva.types.clock import SystemClock
-from silva.types.errors import ConfigError
+from silva.types import ConfigError, SystemClock
 
 if TYPE_CHECKING:  # they import torch
     from silva.train.learner import LocalScorer, Scorer, TorchThread

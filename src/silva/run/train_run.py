@@ -7,12 +7,9 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from silva.config.options import RunConfig
-from silva.config.parse import write_config_file
-from silva.data.rows import Dataset
-from silva.rollout.failure_budget import FailureBudget
-from silva.rollout.group_runner import GroupRunner
-from silva.rollout.recorded_groups import RecordedGroups
+from silva.config import RunConfig, write_config_file
+from silva.data import Dataset
+from silva.rollout import FailureBudget, GroupRunner, RecordedGroups
 from silva.run.assembly import build_report, open_groups, open_producer
 from silva.run.build_learner import open_learner
 from silva.run.evaluator import Evaluator
@@ -23,10 +20,9 @@ from silva.run.runtime import Runtime, open_runtime
 from silva.run.settings import eval_concurrency, group_settings, trained_groups
 from silva.run.setup import RunResult, RunSetup
 from silva.run.user_code import build_credit, open_user_code
-from silva.store.files import DB_NAME, lock_run
-from silva.store.metrics import METRICS_NAME, MetricsWriter
-from silva.train.checkpoint import latest_checkpoint
-from silva.types.errors import ConfigError
+from silva.store import DB_NAME, METRICS_NAME, MetricsWriter, lock_run
+from silva.train import latest_checkpoint
+from silva.types import ConfigError
 
 log = logging.getLogger("silva")
 

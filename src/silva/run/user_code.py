@@ -8,17 +8,23 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from silva.config.options import RunConfig
-from silva.judge.credit_stage import GroupCredit
-from silva.judge.custom_advantage import ADVANTAGE_PARAMS, CustomAdvantage
-from silva.judge.group_end import CreditStage
-from silva.judge.rewards import GROUP_RM_PARAMS, RM_PARAMS, Rewards
-from silva.judge.sample_views import Decode
-from silva.judge.user_function import UserCodeError, UserFunction, UserFunctionPool
+from silva.config import RunConfig
+from silva.judge import (
+    ADVANTAGE_PARAMS,
+    GROUP_RM_PARAMS,
+    RM_PARAMS,
+    CreditStage,
+    CustomAdvantage,
+    Decode,
+    GroupCredit,
+    Rewards,
+    UserCodeError,
+    UserFunction,
+    UserFunctionPool,
+)
 from silva.run.settings import credit_of, credit_share
 from silva.train.custom_tis import TIS_PARAMS, CustomTis
-from silva.types.errors import ConfigError
-from silva.types.sample_view import OptionsView
+from silva.types import ConfigError, OptionsView
 
 log = logging.getLogger("silva")
 

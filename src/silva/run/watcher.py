@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from silva.types.rollout import Mode
+from silva.types import Mode
 
 log = logging.getLogger("silva.results")
 

@@ -13,9 +13,7 @@ from typing import TypedDict
 from silva.store.files import LedgerError
 from silva.store.queries import Counts, counts, load_contexts, open_run
 from silva.store.stored import read_nodes
-from silva.types.messages import JsonObject
-from silva.types.rollout import NodeRow, TrainingSample
-from silva.types.text import safe_text
+from silva.types import JsonObject, NodeRow, TrainingSample, safe_text
 
 
 class GroupDoc(TypedDict):

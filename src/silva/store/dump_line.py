@@ -17,10 +17,7 @@ from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hin
 import msgspec
 
 from silva.store.encode import to_json
-from silva.types.errors import DatasetError
-from silva.types.messages import JsonObject
-from silva.types.rollout import Mode, PromptState, SessionStatus
-from silva.types.strict_json import read_json
+from silva.types import DatasetError, JsonObject, Mode, PromptState, SessionStatus, read_json
 
 Whole = Annotated[int, msgspec.Meta(ge=0, description="a whole number from 0")]
 Bit = Annotated[int, msgspec.Meta(ge=0, le=1, description="0 or 1")]

@@ -14,9 +14,7 @@ from silva.store.dump_line import DumpLine, DumpRequest
 from silva.store.files import whole_file
 from silva.store.queries import Context, load_contexts
 from silva.store.stored import unpack_output
-from silva.types.errors import ConfigError
-from silva.types.messages import JsonObject
-from silva.types.rollout import Mode
+from silva.types import ConfigError, JsonObject, Mode
 
 PLACEHOLDER = "{rollout_id}"
 MAX_OUTPUT = 1 << 16

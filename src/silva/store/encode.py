@@ -9,8 +9,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from silva.types.generation import VersionSpan
-from silva.types.text import SURROGATE
+from silva.types import SURROGATE, VersionSpan
 
 _Array = TypeVar("_Array", "array[int]", "array[float]")
 _FLOAT32_MAX = 3.4028234663852886e38

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from silva.types.errors import SilvaError
+from silva.types import SilvaError
 
 DB_NAME = "run.db"
 LOCK_NAME = "run.lock"

@@ -21,10 +21,7 @@ from silva.store.encode import to_column
 from silva.store.files import DB_NAME
 from silva.store.ledger_writer import LedgerWriter, Statement
 from silva.store.rows import insert_session_rows
-from silva.types.clock import Clock, SystemClock
-from silva.types.messages import JsonObject
-from silva.types.rollout import Mode, PromptState, SessionRow, TrainingSample
-from silva.types.text import safe_text
+from silva.types import Clock, JsonObject, Mode, PromptState, SessionRow, SystemClock, TrainingSample, safe_text
 
 _FINAL_WITHOUT_REASON = ("trained", "delivered")
 

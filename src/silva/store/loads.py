@@ -8,12 +8,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from silva.data.prompts import Prompt
+from silva.data import Prompt
 from silva.store.dump_line import DumpLine, read_line
-from silva.types.errors import DatasetError
-from silva.types.generation import LOGPROB_ROUNDING, LOWEST_LOGPROB, VersionSpan
-from silva.types.messages import JsonObject
-from silva.types.rollout import Mode, ResponseSpan, SessionInput, TrainingSample
+from silva.types import (
+    LOGPROB_ROUNDING,
+    LOWEST_LOGPROB,
+    DatasetError,
+    JsonObject,
+    Mode,
+    ResponseSpan,
+    SessionInput,
+    TrainingSample,
+    VersionSpan,
+)
 
 _OF_GROUP = ("prompt_id", "dataset", "epoch", "row", "position", "attempt", "group_size", "prompt_state")
 _OF_SESSION = ("group_id", "slot", "try_index", "status")

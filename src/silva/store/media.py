@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from silva.store.files import whole_file
-from silva.types.errors import StorageFault
-from silva.types.generation import Media
-from silva.types.messages import Image
+from silva.types import Image, Media, StorageFault
 
 MEDIA_DIR = "media"
 

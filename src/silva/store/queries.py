@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from silva.forest.joined_lineage import join_lineage
+from silva.forest import join_lineage
 from silva.store.files import DB_NAME, LedgerError, schema_version, unreadable
 from silva.store.rows import lineage
 from silva.store.stored import read_nodes
-from silva.types.messages import JsonObject
-from silva.types.rollout import Mode, NodeRow, TrainingSample
-from silva.types.text import safe_text
+from silva.types import JsonObject, Mode, NodeRow, TrainingSample, safe_text
 
 
 class LedgerCounts(TypedDict):

@@ -9,11 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import chain, compress, repeat
 
-from silva.forest.joined_lineage import join_lineage
+from silva.forest import join_lineage
 from silva.store.encode import pack_floats, pack_ids, pack_mask, runs_of, spans_to_json, to_column
-from silva.types.generation import VersionSpan, check_spans
-from silva.types.rollout import AttemptRow, NodeRow, RequestRow, SessionRow, TrainingSample
-from silva.types.text import safe_text
+from silva.types import AttemptRow, NodeRow, RequestRow, SessionRow, TrainingSample, VersionSpan, check_spans, safe_text
 
 
 def insert_session_rows(conn: sqlite3.Connection, record: SessionRow, ended_s: float) -> None:

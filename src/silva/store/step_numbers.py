@@ -7,7 +7,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable
 
-from silva.types.rollout import Mode
+from silva.types import Mode
 
 _SESSIONS = "sessions JOIN groups USING (group_id) WHERE step = ? AND groups.mode = ?"
 

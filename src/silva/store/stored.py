@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from silva.store.encode import unpack_exact, unpack_floats, unpack_ids
-from silva.types.generation import VersionSpan
-from silva.types.messages import JsonObject
-from silva.types.rollout import NodeRow, RequestRow, SessionInput
+from silva.types import JsonObject, NodeRow, RequestRow, SessionInput, VersionSpan
 
 _REQUEST_COLUMNS = (
     "request_id, protocol, stream, arrived_s, match, node_id, http_status, error_code, finish_reason, wait_s, latency_s"

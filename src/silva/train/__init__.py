@@ -9,3 +9,15 @@ rest.
 
 Open first: `backend.py`, then `learner.py`, `packing.py`, `objective.py`; `algorithms.py` lists the algorithms.
 """
+
+from silva.train.algorithms import ALGORITHMS, SPECIAL_OPTIONS, Algorithm, credit_function
+from silva.train.backend import TrainBackend
+from silva.train.checkpoint import checkpoint_dir, latest_checkpoint, prune_checkpoints
+from silva.train.options import ClipOptions, KlOptions, TisOptions, TrainingOptions
+from silva.train.schedule import Schedule
+from silva.train.step_result import StepResult
+
+__all__ = [
+    "ALGORITHMS", "SPECIAL_OPTIONS", "Algorithm", "ClipOptions", "KlOptions", "Schedule", "StepResult", "TisOptions",
+    "TrainBackend", "TrainingOptions", "checkpoint_dir", "credit_function", "latest_checkpoint", "prune_checkpoints",
+]  # fmt: skip

@@ -16,7 +16,7 @@ from silva.train.algorithms import AdvantageKind
 from silva.train.options import ReturnOptions
 from silva.train.packing import credits_of, trainable_masks
 from silva.train.signals import Masks, PerSample, Signals
-from silva.types.rollout import TrainingSample
+from silva.types import TrainingSample
 
 WHITEN_EPSILON = 1e-8
 Floats = NDArray[np.float64]

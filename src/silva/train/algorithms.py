@@ -10,10 +10,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from silva.credit.grpo import standardised
-from silva.credit.maxrl import relative_to_mean
-from silva.credit.rloo import leave_one_out
-from silva.credit.spread import CreditFunction, centred, reward_itself
+from silva.credit import CreditFunction, centred, leave_one_out, relative_to_mean, reward_itself, standardised
 
 if TYPE_CHECKING:
     from silva.train.losses.clip import PolicyLoss

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from silva.types.errors import ConfigError
+from silva.types import ConfigError
 
 PACKED_ATTENTION = "silva_packed"
 """Name for `attn_implementation=`."""

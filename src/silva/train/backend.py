@@ -16,8 +16,7 @@ from typing import Protocol
 from silva.train.checkpoint import CheckpointState
 from silva.train.signals import PerSample
 from silva.train.step_result import StepResult
-from silva.types.rollout import TrainingSample
-from silva.types.weights import WeightSource
+from silva.types import TrainingSample, WeightSource
 
 
 class TrainBackend(Protocol):

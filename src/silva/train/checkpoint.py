@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from silva.types.errors import SilvaError
+from silva.types import SilvaError
 
 STATE_FILE = "trainer_state.json"
 FORMAT = 1

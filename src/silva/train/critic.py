@@ -27,8 +27,7 @@ from silva.train.options import CriticOptions
 from silva.train.packed_model import check_ids, compute_in_rows, load_packed, row_tensors, vocab_size_of
 from silva.train.packing import PackedBatch, PackedRow
 from silva.train.signals import Masks, PerSample
-from silva.types.errors import ConfigError, SilvaError
-from silva.types.rollout import TrainingSample
+from silva.types import ConfigError, SilvaError, TrainingSample
 
 WEIGHTS_FILE = "model.safetensors"
 _LEAST_SPREAD = 1e-9

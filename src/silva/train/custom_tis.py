@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from silva.train.packing import trainable_masks
 from silva.train.signals import Masks, PerSample, TokenWeights
-from silva.types.errors import RunStopped, SilvaError
-from silva.types.rollout import TrainingSample
+from silva.types import RunStopped, SilvaError, TrainingSample
 
 log = logging.getLogger("silva.train")
 

@@ -17,7 +17,7 @@ from typing import ParamSpec, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from silva.model.unscored import Unscored, tell_unscored
+from silva.model import Unscored, tell_unscored
 from silva.train.advantages import token_advantages
 from silva.train.checkpoint import CheckpointState, read_state
 from silva.train.critic import ValueTrainer
@@ -30,9 +30,7 @@ from silva.train.side_scores import masks_of_scored, num_unscored, whole_or_none
 from silva.train.signals import Masks, PerSample, Signals
 from silva.train.staleness import fresh_masks
 from silva.train.step_result import StepResult
-from silva.types.errors import ConfigError
-from silva.types.rollout import TrainingSample
-from silva.types.weights import MemoryWeights
+from silva.types import ConfigError, MemoryWeights, TrainingSample
 
 Samples = Sequence[TrainingSample]
 _P = ParamSpec("_P")

@@ -17,8 +17,7 @@ from silva.train.packed_model import ComputeConfig
 from silva.train.packing import PackedBatch, pack_batch
 from silva.train.signals import Masks, PerSample
 from silva.train.step_result import SkipReason
-from silva.types.errors import ConfigError, SilvaError
-from silva.types.rollout import TrainingSample
+from silva.types import ConfigError, SilvaError, TrainingSample
 
 OPTIMIZER_FILE = "optimizer.pt"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from silva.train.algorithms import ALGORITHMS
-from silva.types.option import opt
+from silva.types import opt
 
 KlType = Literal["k1", "k2", "k3", "low_var_kl"]
 TisLevel = Literal["token", "sequence", "geometric"]

@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from silva.model.options import Dtype, ModelOptions
+from silva.model import Dtype, ModelOptions
 from silva.train.attention import PACKED_ATTENTION, check_packed_attention, packed_forward, register_packed_attention
 from silva.train.losses.tokens import token_logprobs
 from silva.train.options import RowOptions
 from silva.train.packing import PackedRow, pack_batch
-from silva.types.errors import ConfigError, SilvaError
-from silva.types.rollout import TrainingSample
-from silva.types.sampling_options import SamplingOptions
+from silva.types import ConfigError, SamplingOptions, SilvaError, TrainingSample
 
 
 @dataclass(frozen=True, kw_only=True)

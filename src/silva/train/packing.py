@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from silva.train.balance import plan
 from silva.train.options import Reduction
 from silva.train.signals import Masks, PerSample
-from silva.types.errors import ConfigError, SilvaError
-from silva.types.rollout import TrainingSample
+from silva.types import ConfigError, SilvaError, TrainingSample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

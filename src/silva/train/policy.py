@@ -22,8 +22,7 @@ from silva.train.packed_model import PackedModel, load_model
 from silva.train.packing import PackedBatch, PackedRow
 from silva.train.signals import Masks, PerSample, Signals
 from silva.train.step_result import SkipReason, StepResult
-from silva.types.errors import SilvaError
-from silva.types.rollout import TrainingSample
+from silva.types import SilvaError, TrainingSample
 
 
 @dataclass(frozen=True, kw_only=True)

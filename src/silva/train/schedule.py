@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from silva.train.options import ScheduleKind
-from silva.types.errors import ConfigError
+from silva.types import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

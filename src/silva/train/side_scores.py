@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silva.train.signals import Masks, PerSample
-from silva.types.rollout import TrainingSample
+from silva.types import TrainingSample
 
 log = logging.getLogger("silva.train")
 

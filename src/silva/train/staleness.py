@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from silva.types.rollout import TrainingSample
+from silva.types import TrainingSample
 
 
 def fresh_masks(samples: Sequence[TrainingSample], *, version: int, max_staleness: int) -> list[list[int]]:

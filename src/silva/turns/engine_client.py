@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from silva.inference.engine import Engine
-from silva.inference.time_limit import answer_in_time
+from silva.inference import Engine, answer_in_time
 from silva.turns.session import Session
-from silva.types.clock import Clock
-from silva.types.errors import EngineFault
-from silva.types.generation import (
+from silva.types import (
     LOGPROB_ROUNDING,
     LOWEST_LOGPROB,
+    AttemptRow,
+    Clock,
+    EngineFault,
     GenerateRequest,
     GenerateResult,
     Media,
@@ -23,7 +23,6 @@ from silva.types.generation import (
     VersionSpan,
     append_span,
 )
-from silva.types.rollout import AttemptRow
 
 MAX_ID = (1 << 31) - 1
 IDLE_ABORT_PAUSE_S = 0.05

@@ -9,11 +9,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
 from silva.turns.session import Session
-from silva.types.rollout import RequestRow
-from silva.types.turn import ApiError, TurnReply
-from silva.wire.formats import ApiFormat
-from silva.wire.history import HistoryCache
-from silva.wire.model_request import ModelRequest
+from silva.types import ApiError, RequestRow, TurnReply
+from silva.wire import ApiFormat, HistoryCache, ModelRequest
 
 TurnTask = asyncio.Task[TurnReply | ApiError]
 log = logging.getLogger("silva.turns")

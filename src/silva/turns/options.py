@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from silva.codec.options import CodecOptions
-from silva.forest.options import MatchOptions
-from silva.inference.options import EngineOptions
-from silva.types.sampling_options import SamplingOptions
+from silva.codec import CodecOptions
+from silva.forest import MatchOptions
+from silva.inference import EngineOptions
+from silva.types import SamplingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,8 @@ from array import array
 from dataclasses import replace
 
 from silva.codec import Past, SampledTail, TurnCodec, TurnDelta
-from silva.forest.echo import MessagesBetween
-from silva.forest.node import Node
-from silva.forest.placement import Match, Placement
-from silva.types.errors import TransitionRefused
-from silva.types.messages import Message
+from silva.forest import Match, MessagesBetween, Node, Placement
+from silva.types import Message, TransitionRefused
 
 
 def place_turn(codec: TurnCodec, match: Match, messages_between: MessagesBetween) -> Placement:

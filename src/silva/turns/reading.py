@@ -7,14 +7,10 @@ from dataclasses import replace
 from itertools import takewhile
 
 from silva.codec import TurnCodec
-from silva.forest.identity import is_object_text, message_digest
-from silva.forest.node import Node
-from silva.forest.placement import Placement, Response
+from silva.forest import Node, Placement, Response, is_object_text, message_digest
 from silva.parsers import ParsedTurn, Tools, TurnParser
 from silva.turns.engine_client import Generation, cut_ids
-from silva.types.generation import GenerateResult
-from silva.types.messages import Message, ToolCall
-from silva.types.turn import TokenLogprob
+from silva.types import GenerateResult, Message, TokenLogprob, ToolCall
 
 
 def cut_at_stop(codec: TurnCodec, generation: Generation, stop: tuple[str, ...]) -> Generation:

@@ -7,11 +7,10 @@ from collections.abc import Callable
 import msgspec
 
 from silva.codec import TurnCodec
-from silva.forest.placement import Match
-from silva.inference.engine import ImageSupport
-from silva.types.errors import RequestError
-from silva.types.messages import images_of
-from silva.wire.model_request import ModelRequest
+from silva.forest import Match
+from silva.inference import ImageSupport
+from silva.types import RequestError, images_of
+from silva.wire import ModelRequest
 
 SLACK = 4
 """Factor for templates and normalizers that shorten text."""

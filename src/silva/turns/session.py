@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from silva.forest.session_forest import SessionForest
-from silva.types.clock import Clock
-from silva.types.rollout import AttemptRow, Mode, RequestRow, SessionInput
+from silva.forest import SessionForest
+from silva.types import AttemptRow, Clock, Mode, RequestRow, SessionInput
 
 
 class ActiveTime:

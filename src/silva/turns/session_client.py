@@ -9,10 +9,8 @@ import msgspec
 
 from silva.turns.live_session import SESSION_ENDED, LiveSession, ended_turn
 from silva.turns.turn_service import TurnService
-from silva.types.errors import RequestError
-from silva.types.messages import JsonObject
-from silva.types.turn import ApiError
-from silva.wire.formats import ApiFormat
+from silva.types import ApiError, JsonObject, RequestError
+from silva.wire import ApiFormat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

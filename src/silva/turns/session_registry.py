@@ -7,13 +7,11 @@ import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
-from silva.forest.session_forest import SessionForest
-from silva.inference.engine import Engine
+from silva.forest import SessionForest
+from silva.inference import Engine
 from silva.turns.live_session import SESSION_ENDED, LiveSession
 from silva.turns.session import Session
-from silva.types.clock import Clock
-from silva.types.messages import JsonObject
-from silva.types.rollout import Mode
+from silva.types import Clock, JsonObject, Mode
 
 MAX_REMEMBERED = 1 << 16
 """Ended sessions whose late requests are answered as such. Beyond it the oldest is forgotten."""

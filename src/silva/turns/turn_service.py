@@ -18,13 +18,8 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from silva.codec import TurnCodec
-from silva.forest.difference import first_difference
-from silva.forest.echo import MessageAt
-from silva.forest.placement import Match, Placement
-from silva.forest.profiles import Canonicaliser
-from silva.forest.session_forest import SessionForest
-from silva.inference.engine import Engine
-from silva.inference.time_limit import RETRY_DELAYS_S
+from silva.forest import Canonicaliser, Match, MessageAt, Placement, SessionForest, first_difference
+from silva.inference import RETRY_DELAYS_S, Engine
 from silva.parsers import TurnParser
 from silva.turns.engine_client import EngineClient, Generation, derived_seed
 from silva.turns.live_session import LiveSession
@@ -32,13 +27,24 @@ from silva.turns.options import TurnServiceOptions
 from silva.turns.placing import place_turn
 from silva.turns.reading import cut_at_stop, read_turn, shortest_prefix, token_logprobs
 from silva.turns.refusals import refuse_hopeless, refuse_images
-from silva.types.clock import Clock
-from silva.types.errors import EngineFault, RequestError, StorageFault, TransitionRefused
-from silva.types.generation import Media, SamplingParams
-from silva.types.messages import Image, JsonObject, Message
-from silva.types.rollout import RequestRow, TokenUsage
-from silva.types.turn import ApiError, TurnOptions, TurnReply
-from silva.wire.model_request import ModelRequest
+from silva.types import (
+    ApiError,
+    Clock,
+    EngineFault,
+    Image,
+    JsonObject,
+    Media,
+    Message,
+    RequestError,
+    RequestRow,
+    SamplingParams,
+    StorageFault,
+    TokenUsage,
+    TransitionRefused,
+    TurnOptions,
+    TurnReply,
+)
+from silva.wire import ModelRequest
 
 T = TypeVar("T")
 MAX_INLINE_IDS = 1024

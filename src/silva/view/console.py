@@ -10,8 +10,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from silva.types.errors import first_silva_error
-from silva.types.rollout import Mode
+from silva.types import Mode, first_silva_error
 
 RESULTS = logging.getLogger("silva.results")
 """Lines that are a run's result: they go to standard output, everything else to standard error."""

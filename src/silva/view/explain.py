@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 
-from silva.forest.profiles import PROFILES, REPAIR_PREFIX, linear_under
-from silva.store.documents import NodeDoc, RequestDoc, SessionDoc
+from silva.forest import PROFILES, REPAIR_PREFIX, linear_under
+from silva.store import NodeDoc, RequestDoc, SessionDoc
 from silva.view.show import above, block, printable
 
 _KINDS = {"branch": "branched off", "root": "began anew"}

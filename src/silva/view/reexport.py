@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silva.types.messages import JsonObject
+from silva.types import JsonObject
 
 
 def render_summary(document: JsonObject) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from silva.types.messages import JsonObject
+from silva.types import JsonObject
 from silva.view.show import printable
 
 

@@ -6,9 +6,8 @@ import json
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from silva.store.documents import ContextDoc, NodeDoc, RequestDoc, RunDoc, SessionDoc
-from silva.store.queries import LedgerCounts
-from silva.types.messages import JsonObject
+from silva.store import ContextDoc, LedgerCounts, NodeDoc, RequestDoc, RunDoc, SessionDoc
+from silva.types import JsonObject
 
 Decode = Callable[[list[int]], str]
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from silva.types.errors import RequestError
-from silva.types.messages import JsonObject
-from silva.types.text import shown_field
-from silva.types.turn import ApiError, TokenLogprob, TurnOptions, TurnReply
+from silva.types import ApiError, JsonObject, RequestError, TokenLogprob, TurnOptions, TurnReply, shown_field
 from silva.wire.chat_input import project_message
 from silva.wire.fields import openai_error, read_common, read_conversation, read_history_list, read_limit, read_stop
 from silva.wire.history import HistoryCache

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from silva.types.errors import RequestError
-from silva.types.messages import Message, Role, ToolCall
+from silva.types import Message, RequestError, Role, ToolCall
 from silva.wire.content import (
     ROLES,
     input_message,

@@ -7,9 +7,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from silva.types.errors import RequestError
-from silva.types.messages import EMPTY_TOOL_RESULT, JsonObject, Message, Part, Role, join_texts, text_of
-from silva.types.text import shown_field
+from silva.types import (
+    EMPTY_TOOL_RESULT,
+    JsonObject,
+    Message,
+    Part,
+    RequestError,
+    Role,
+    join_texts,
+    shown_field,
+    text_of,
+)
 from silva.wire.images import IMAGE_KINDS, RequestImages, is_image_part
 from silva.wire.json_in import RawObject, must_be, read_optional, read_value
 

@@ -7,10 +7,8 @@ from typing import TypedDict
 
 import msgspec
 
-from silva.forest.identity import canonical_tool
-from silva.types.errors import RequestError
-from silva.types.messages import Conversation, JsonObject
-from silva.types.turn import ApiError
+from silva.forest import canonical_tool
+from silva.types import ApiError, Conversation, JsonObject, RequestError
 from silva.wire.content import project_tools
 from silva.wire.history import HistoryCache, KnownConversation
 from silva.wire.json_in import RawObject, must_be, read_list, read_optional, read_value

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from silva.types.messages import JsonObject
-from silva.types.turn import ApiError, TurnOptions, TurnReply
+from silva.types import ApiError, JsonObject, TurnOptions, TurnReply
 from silva.wire.chat_format import ChatFormat
 from silva.wire.history import HistoryCache
 from silva.wire.messages_format import MessagesFormat

@@ -10,9 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
-from silva.forest.echo import MessagesBetween
-from silva.forest.identity import message_digest
-from silva.types.messages import Conversation, Message
+from silva.forest import MessagesBetween, message_digest
+from silva.types import Conversation, Message
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from typing import TypeGuard
 from urllib.parse import unquote
 
-from silva.types.errors import RequestError
-from silva.types.messages import Image, JsonObject
-from silva.types.text import shown_field
+from silva.types import Image, JsonObject, RequestError, shown_field
 
 MAX_IMAGE_BYTES = 20 << 20
 MAX_URL_CHARS = 8192

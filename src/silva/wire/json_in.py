@@ -6,9 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from silva.types.errors import RequestError
-from silva.types.strict_json import TooDeep, finite_number, read_json
-from silva.types.text import shown_field
+from silva.types import RequestError, TooDeep, finite_number, read_json, shown_field
 
 T = TypeVar("T")
 RawObject = dict[str, msgspec.Raw]

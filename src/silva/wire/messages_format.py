@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from silva.types.errors import RequestError
-from silva.types.messages import JsonObject, Message
-from silva.types.turn import ApiError, TurnOptions, TurnReply
+from silva.types import ApiError, JsonObject, Message, RequestError, TurnOptions, TurnReply
 from silva.wire.fields import read_common, read_conversation, read_history_list, read_limit, read_stop
 from silva.wire.history import HistoryCache
 from silva.wire.images import RequestImages

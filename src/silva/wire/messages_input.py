@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from silva.types.messages import JsonObject, Message, Part, Role, ToolCall
+from silva.types import JsonObject, Message, Part, Role, ToolCall
 from silva.wire.content import (
     Content,
     input_message,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from silva.forest.echo import MessagesBetween
-from silva.types.messages import Conversation, Message
-from silva.types.turn import TurnOptions
+from silva.forest import MessagesBetween
+from silva.types import Conversation, Message, TurnOptions
 from silva.wire.images import RequestImages
 
 

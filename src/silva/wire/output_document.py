@@ -17,10 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NoReturn
 
-from silva.types.errors import SessionFailure
-from silva.types.messages import JsonObject
-from silva.types.strict_json import JsonFault, read_json_at
-from silva.types.text import MAX_SHOWN, SURROGATE, safe_text, shown
+from silva.types import MAX_SHOWN, SURROGATE, JsonFault, JsonObject, SessionFailure, read_json_at, safe_text, shown
 from silva.wire.json_in import RawObject, read_body
 
 RECORD_INVALID = "record_invalid"

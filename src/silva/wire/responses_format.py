@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from silva.types.messages import JsonObject, Message
-from silva.types.rollout import TokenUsage
-from silva.types.turn import ApiError, TurnOptions, TurnReply
+from silva.types import ApiError, JsonObject, Message, TokenUsage, TurnOptions, TurnReply
 from silva.wire.fields import openai_error, read_common, read_conversation, read_limit
 from silva.wire.history import HistoryCache
 from silva.wire.json_in import RawObject, read_body, read_value

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from silva.types.errors import RequestError
-from silva.types.messages import Message, Role, ToolCall
-from silva.types.text import shown_field
+from silva.types import Message, RequestError, Role, ToolCall, shown_field
 from silva.wire.content import (
     ROLES,
     Content,
