@@ -19,9 +19,10 @@ from silva.credit.maxrl import relative_to_mean
 from silva.credit.rloo import leave_one_out
 from silva.credit.shared import spread_credits
 from silva.credit.spread import CreditFunction, centred
-from silva.forest.lineage import SharedPrefix, build_samples
+from silva.forest.lineage import build_samples
 from silva.judge.custom_advantage import CustomAdvantage
 from silva.train.packing import pack_batch
+from silva.types import SharedPrefix
 from silva.types.errors import GroupEnd, SilvaError
 from silva.types.rollout import ExportRecord, TrainingSample
 

@@ -16,7 +16,7 @@ from silva.judge.group_end import GroupResult, GroupSettings
 from silva.rollout.failure_budget import FailureBudget
 from silva.run.group_buffer import GroupBuffer
 from silva.run.group_pool import GroupPool
-from silva.run.policy import MAX_FILTERED_BATCHES, Schedule, SyncPolicy
+from silva.run.policy import MAX_FILTERED_BATCHES, StepProgress, SyncPolicy
 from silva.run.producer import Producer
 from silva.store.ledger import RunLedger
 from silva.store.queries import counts, open_run
@@ -172,14 +172,14 @@ async def test_sync_stops_a_run_whose_groups_all_fail_before_it_starts_another(c
 
 def test_sync_decides_by_counts_alone() -> None:
     policy = SyncPolicy(batch_size=4, concurrency=3, replace=True)
-    assert policy.may_start(Schedule()) == 3
-    assert policy.may_start(Schedule(num_running=3, num_resident=2)) == 1, "one group is judged: its room is free"
-    assert policy.may_start(Schedule(prompts_left=False)) == 0
-    assert policy.may_take(Schedule(num_running=1)) is None
-    assert policy.must_stop(Schedule(num_started=4, num_dropped=4))
+    assert policy.may_start(StepProgress()) == 3
+    assert policy.may_start(StepProgress(num_running=3, num_resident=2)) == 1, "one group is judged: its room is free"
+    assert policy.may_start(StepProgress(prompts_left=False)) == 0
+    assert policy.may_take(StepProgress(num_running=1)) is None
+    assert policy.must_stop(StepProgress(num_started=4, num_dropped=4))
     filtered = MAX_FILTERED_BATCHES * 4
-    assert not policy.must_stop(Schedule(num_started=filtered, num_filtered=filtered - 1))
-    assert policy.must_stop(Schedule(num_started=filtered, num_filtered=filtered))
+    assert not policy.must_stop(StepProgress(num_started=filtered, num_filtered=filtered - 1))
+    assert policy.must_stop(StepProgress(num_started=filtered, num_filtered=filtered))
     lenient = SyncPolicy(batch_size=4, concurrency=3, replace=False, stop_if_all_fail=False)
-    assert not lenient.must_stop(Schedule(num_started=4, num_dropped=4))
-    assert lenient.may_start(Schedule(num_started=4)) == 0 and lenient.may_take(Schedule(num_started=4)) == []
+    assert not lenient.must_stop(StepProgress(num_started=4, num_dropped=4))
+    assert lenient.may_start(StepProgress(num_started=4)) == 0 and lenient.may_take(StepProgress(num_started=4)) == []

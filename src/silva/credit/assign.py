@@ -11,8 +11,7 @@ from silva.credit.grpo import standardised
 from silva.credit.reward import REWARD_INVALID, check_reward
 from silva.credit.shared import CreditShare, by_session, holders, spread_credits
 from silva.credit.spread import CreditFunction, has_no_spread
-from silva.forest import SharedPrefix
-from silva.types import SessionFailure, TrainingSample
+from silva.types import SessionFailure, SharedPrefix, TrainingSample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,8 +11,6 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
-import numpy as np
-
 from silva.credit.reward import read_number, short, shown
 from silva.credit.shared import ContextCredit, by_session
 from silva.types import GroupEnd, JsonObject, SessionFailure, TrainingSample
@@ -92,7 +90,9 @@ def _names(item: object, contexts: Mapping[str | None, TrainingSample], where: s
 
 
 def _credit(value: object, sample: TrainingSample, where: str) -> ContextCredit:
-    if isinstance(value, np.ndarray):
+    from numpy import ndarray  # here, so that whoever only reads options does not load it
+
+    if isinstance(value, ndarray):
         value = cast("object", value.tolist())
     if not isinstance(value, list | tuple):
         return _number(value, f"the credit of {where}")

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import cast
 
-import numpy as np
-
 from silva.types import SessionFailure
 
 _SHORT = reprlib.Repr()
@@ -111,7 +109,9 @@ def _number(value: Real) -> float:
 
 
 def _is_bool(value: object) -> bool:
-    return isinstance(value, bool | np.bool_)
+    from numpy import bool_  # here, so that whoever only reads options does not load it
+
+    return isinstance(value, bool | bool_)
 
 
 def _invalid(value: object, where: str, rule: str) -> SessionFailure:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from silva.forest import SharedPrefix
-from silva.types import ResponseSpan, TrainingSample
+from silva.types import ResponseSpan, SharedPrefix, TrainingSample
 
 CreditShare = Literal["shared", "split"]
 """What each context gets of its session's credit: all of it, or its share of the session's sampled tokens."""

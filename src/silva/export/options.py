@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from silva.forest import ExportMode, MatchOptions, SharedPrefix
-from silva.types import Mode, opt
+from silva.forest import ExportMode, MatchOptions
+from silva.types import Mode, SharedPrefix, opt
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from silva.export.exporter import NO_RESPONSE, Exporter
-from silva.forest import SharedPrefix, build_samples
+from silva.forest import build_samples
 from silva.turns import Session
-from silva.types import ExportRecord, RequestRow, Samples, SessionFailure
+from silva.types import ExportRecord, RequestRow, Samples, SessionFailure, SharedPrefix
 
 
 def export_session(exporter: Exporter, session: Session) -> list[ExportRecord]:

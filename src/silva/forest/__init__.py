@@ -15,7 +15,7 @@ from silva.forest.difference import first_difference
 from silva.forest.echo import MessageAt, MessagesBetween
 from silva.forest.identity import canonical_tool, is_object_text, message_digest, root_key
 from silva.forest.joined_lineage import join_lineage
-from silva.forest.lineage import ExportMode, SharedPrefix, build_samples, exported_leaves, node_rows
+from silva.forest.lineage import ExportMode, build_samples, exported_leaves, node_rows
 from silva.forest.node import Node
 from silva.forest.options import MatchOptions
 from silva.forest.placement import Match, Placement, Response
@@ -28,7 +28,7 @@ from silva.forest.session_forest import SessionForest
 __all__ = [
     "AUTO", "NONE", "PROFILES", "REPAIR_PREFIX", "Candidate", "Canonicaliser", "Choice", "ExportMode", "Match",
     "MatchOptions", "MessageAt", "MessagesBetween", "Node", "Placement", "RecordHistory", "Response", "SessionForest",
-    "SharedPrefix", "ToldHistories", "build_samples", "canonical_tool", "choose", "exported_leaves",
+    "ToldHistories", "build_samples", "canonical_tool", "choose", "exported_leaves",
     "first_difference", "is_object_text", "join_lineage", "linear_under", "message_digest", "node_rows",
     "parse_profiles", "restore_forest", "root_key", "why_unmatched",
 ]  # fmt: skip

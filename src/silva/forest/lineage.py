@@ -9,12 +9,19 @@ from typing import Literal
 from silva.forest.joined_lineage import join_lineage
 from silva.forest.node import EchoAlias, Node
 from silva.forest.session_forest import SessionForest
-from silva.types import ExportRecord, JsonObject, NodeRow, SessionFailure, TrainingSample, VersionSpan, join_spans
+from silva.types import (
+    ExportRecord,
+    JsonObject,
+    NodeRow,
+    SessionFailure,
+    SharedPrefix,
+    TrainingSample,
+    VersionSpan,
+    join_spans,
+)
 
 UNSAMPLED_VERSION = -1
 ExportMode = Literal["strict", "last", "leaves"]
-SharedPrefix = Literal["once", "each"]
-"""How often a turn that several contexts of a session share is trained: by the first of them, or by each."""
 
 
 def exported_leaves(forest: SessionForest, mode: ExportMode) -> list[Node]:

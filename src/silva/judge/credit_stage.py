@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 
 from silva.credit import CreditFunction, CreditShare, assign_group_credit
-from silva.forest import SharedPrefix
-from silva.types import GroupView, Samples
+from silva.types import GroupView, Samples, SharedPrefix
 
 
 class GroupCredit:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from silva.credit import CUSTOM_FAILED, hook_input, read_credits, spread_credits
-from silva.forest import SharedPrefix
-from silva.types import GroupEnd, GroupView, Samples, SilvaError
+from silva.types import GroupEnd, GroupView, Samples, SharedPrefix, SilvaError
 
 ADVANTAGE_PARAMS = ("metadata_by_slot", "group")
 """The function's arguments, by the names that an error shows. It may do without the second."""

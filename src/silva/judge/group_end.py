@@ -9,9 +9,8 @@ from typing import Protocol
 
 from silva.credit import session_reward
 from silva.data import Prompt
-from silva.forest import SharedPrefix
 from silva.turns import Session
-from silva.types import GroupEnd, GroupView, JsonObject, Mode, Samples, SessionFailure, SessionStatus
+from silva.types import GroupEnd, GroupView, JsonObject, Mode, Samples, SessionFailure, SessionStatus, SharedPrefix
 
 log = logging.getLogger("silva.rollout")
 

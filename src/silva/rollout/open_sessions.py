@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from silva.export import Exporter, export_session, session_samples
-from silva.forest import SharedPrefix
 from silva.judge import Outcome
 from silva.rollout.group_runner import session_record
 from silva.rollout.leases import Leases
 from silva.store import RunLedger
 from silva.turns import Session
-from silva.types import JsonObject, Samples, SessionFailure
+from silva.types import JsonObject, Samples, SessionFailure, SharedPrefix
 
 OPEN_DATASET = "open"
 

@@ -2,9 +2,9 @@
 
     prompts --may_start--> pool (running groups) --> buffer (groups that count) --may_take--> a step
                  ^               |                           |
-                 +---------------+------- Schedule ----------+
+                 +---------------+------- StepProgress ----------+
 
-A policy sees a Schedule and answers; it owns nothing and remembers nothing.
+A policy sees a StepProgress and answers; it owns nothing and remembers nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MAX_FILTERED_BATCHES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Schedule:
+class StepProgress:
     """Where the run is.
 
     Example: a step of 4 groups with 3 started, of which 1 counts, 1 was dropped and 1 has its agents still:
-    `Schedule(num_started=3, num_running=1, num_resident=1, held=(group,), num_dropped=1)`.
+    `StepProgress(num_started=3, num_running=1, num_resident=1, held=(group,), num_dropped=1)`.
     """
 
     num_started: int = 0
@@ -51,15 +51,15 @@ class Policy(Protocol):
         """Groups of a whole step."""
         ...
 
-    def may_start(self, now: Schedule) -> int:
+    def may_start(self, now: StepProgress) -> int:
         """How many groups to start now, at least 0."""
         ...
 
-    def may_take(self, now: Schedule) -> list[GroupResult] | None:
+    def may_take(self, now: StepProgress) -> list[GroupResult] | None:
         """The held groups that make this step, in order; None to wait for more. None left at all ends the run."""
         ...
 
-    def must_stop(self, now: Schedule) -> bool:
+    def must_stop(self, now: StepProgress) -> bool:
         """Whether it is hopeless to go on with this step."""
         ...
 
@@ -77,18 +77,18 @@ class SyncPolicy:
     stop_if_all_fail: bool = True
     """A step without a group that counts ends the run."""
 
-    def may_start(self, now: Schedule) -> int:
+    def may_start(self, now: StepProgress) -> int:
         if not now.prompts_left:
             return 0
         filled = len(now.held) + now.num_running if self.replace else now.num_started
         return max(0, min(self.batch_size - filled, self.concurrency - now.num_resident))
 
-    def may_take(self, now: Schedule) -> list[GroupResult] | None:
+    def may_take(self, now: StepProgress) -> list[GroupResult] | None:
         if now.num_running or self.may_start(now):
             return None
         return sorted(now.held, key=lambda group: group.prompt.position)
 
-    def must_stop(self, now: Schedule) -> bool:
+    def must_stop(self, now: StepProgress) -> bool:
         if now.held or not self.stop_if_all_fail:
             return False
         over = not now.num_running and not self.may_start(now) and now.num_started > 0

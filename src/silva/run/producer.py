@@ -10,7 +10,7 @@ from silva.judge import GroupSettings
 from silva.rollout import FailureBudget, GroupRunner, StepGroups
 from silva.run.group_buffer import GroupBuffer
 from silva.run.group_pool import GroupPool
-from silva.run.policy import Policy, Schedule
+from silva.run.policy import Policy, StepProgress
 from silva.store import RunLedger
 
 
@@ -71,7 +71,7 @@ class Producer:
             for result in self._pool.take_ended():
                 self._buffer.put(result, step=rollout_id)
 
-    def _check(self, rollout_id: int) -> Schedule:
+    def _check(self, rollout_id: int) -> StepProgress:
         """Where the run is. Raises RunStopped where it cannot go on."""
         now = self._schedule()
         if self._policy.must_stop(now):
@@ -83,9 +83,9 @@ class Producer:
             )
         return now
 
-    def _schedule(self) -> Schedule:
+    def _schedule(self) -> StepProgress:
         pool, buffer = self._pool, self._buffer
-        return Schedule(
+        return StepProgress(
             num_started=self._num_started,
             num_running=pool.num_running,
             num_resident=pool.num_resident,

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from silva.train.checkpoint import CheckpointState
-from silva.train.signals import PerSample
 from silva.train.step_result import StepResult
 from silva.types import TrainingSample, WeightSource
+
+if TYPE_CHECKING:  # the arrays need NumPy, which reading options does not
+    from silva.train.signals import PerSample
 
 
 class TrainBackend(Protocol):

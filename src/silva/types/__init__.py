@@ -69,6 +69,7 @@ from silva.types.rollout import (
     SessionInput,
     SessionRow,
     SessionStatus,
+    SharedPrefix,
     TokenUsage,
     TrainingSample,
 )
@@ -86,7 +87,7 @@ __all__ = [
     "GroupView", "Image", "JsonFault", "JsonObject", "MatchKind", "Media", "MemoryWeights", "Message", "Mode",
     "NodeRow", "OptionInfo", "OptionsView", "Part", "PromptState", "RequestError", "RequestRow", "ResponseSpan",
     "Role", "RunStopped", "SampleView", "Samples", "SamplingOptions", "SamplingParams", "SessionFailure",
-    "SessionInput", "SessionRow", "SessionStatus", "SilvaError", "StorageFault", "SystemClock", "Timer",
+    "SessionInput", "SessionRow", "SessionStatus", "SharedPrefix", "SilvaError", "StorageFault", "SystemClock", "Timer",
     "TokenLogprob", "TokenUsage", "TooDeep", "ToolCall", "TrainingSample", "TransitionRefused", "TurnOptions",
     "TurnReply", "VersionSpan", "WeightSource", "append_span", "check_spans", "finite_number", "first_silva_error",
     "flag_of", "images_of", "join_spans", "join_texts", "mean", "opt", "part_of", "part_to_chat", "read_json",

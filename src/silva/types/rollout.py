@@ -13,6 +13,8 @@ Mode = Literal["train", "eval"]
 SessionStatus = Literal["running", "exported", "failed", "cancelled"]
 PromptState = Literal["pending", "trained", "delivered", "filtered", "dropped", "stale"]
 MatchKind = Literal["append", "branch", "root", "join"]
+SharedPrefix = Literal["once", "each"]
+"""How often a turn that several contexts of a session share is trained: by the first of them, or by each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
