@@ -23,22 +23,27 @@ class SlotFailure:
     """The last failure of a slot whose retries are used up."""
 
     session_id: str
+    """The last session of the slot."""
     reason: str
+    """The ledger's word."""
     message: str
+    """What went wrong, for people."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupResult:
-    """What became of one prompt. `end` tells why the group does not count, None for one that does.
-
-    `samples` are the exported contexts, session by session in the order of the slots.
-    """
+    """What became of one prompt."""
 
     prompt: Prompt
+    """The row's use that was sampled."""
     group_id: str
+    """The group, unique in the run."""
     samples: Samples
+    """The exported contexts, session by session in the order of the slots."""
     failures: tuple[SlotFailure, ...]
+    """The slots that yielded nothing."""
     end: GroupEnd | None = None
+    """Why the group does not count; None for one that does."""
 
 
 class RewardStage(Protocol):
@@ -68,20 +73,24 @@ class CreditStage(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSettings:
-    """How the groups of one mode run.
-
-    `text_only`: what takes the samples cannot take images. `one_context`: why a session may export no more than one
-    context, None where it may. `one_reward`: the contexts of a session share one reward, from which credit is made.
-    """
+    """How the groups of one mode run."""
 
     mode: Mode
+    """Training or evaluation."""
     num_samples: int
+    """Slots of a group."""
     min_size: int
+    """A group counts if at least so many of its sessions are left."""
     num_retries: int
+    """Further sessions that a slot gets after failures."""
     text_only: bool = False
+    """The samples go where images cannot be trained."""
     one_context: str | None = None
+    """Why a session may export only one context; None where it may export several."""
     one_reward: bool = False
+    """The contexts of a session share one reward, from which credit is made."""
     shared_prefix: SharedPrefix = "once"
+    """How often a turn that several contexts share is trained."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from silva.types import RunStopped
 
 class FailureBudget:
     """Stops the run after too many failed sessions in a row; the error carries the first failure of that row, and how
-    many of that row had which reason. `run_dir` is told as the place to look.
+    many of that row had which reason. The error names `run_dir` as the place to look.
     """
 
     def __init__(self, limit: int, run_dir: Path | None = None):

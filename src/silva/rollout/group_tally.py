@@ -15,20 +15,22 @@ PASSED = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupTally:
-    """The slots of one group: `num_failed` yielded no session, each other one is a session.
-
-    `rewards` has one entry for each session with a reward. A session counts in the pass rate if exactly one of its
-    contexts carries a reward: `num_ambiguous` have several, `num_unrewarded` none. `state` is the end of the group's
-    prompt where it does not count (dropped, filtered), else None.
-    """
+    """The slots of one group. A session counts in the pass rate if exactly one of its contexts has a reward."""
 
     num_sessions: int
+    """Slots that yielded a session."""
     num_failed: int
+    """Slots that yielded none."""
     rewards: tuple[float, ...]
+    """The reward of each session that has one."""
     num_passed: int
+    """Sessions that passed."""
     num_ambiguous: int
+    """Sessions with rewards in several contexts."""
     num_unrewarded: int
+    """Sessions without a reward."""
     state: str | None = None
+    """Why the group does not count: dropped or filtered; None for one that counts."""
 
     @property
     def num_slots(self) -> int:
@@ -42,10 +44,12 @@ class GroupTally:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepGroups:
-    """The groups of a rollout step: those that count, and what the others came to."""
+    """The groups of a rollout step."""
 
     groups: list[GroupResult]
+    """Those that count."""
     ended: list[GroupTally] = field(default_factory=list[GroupTally])
+    """The slots of those that do not."""
 
     @property
     def tallies(self) -> list[GroupTally]:

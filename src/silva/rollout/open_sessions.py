@@ -37,7 +37,7 @@ class OpenSessions:
         self._num_opened = 0
 
     def opened(self, session: Session) -> None:
-        """A session began on a client's word."""
+        """A client opened a session: give it its rows and its lease."""
         prompt_id = f"{OPEN_DATASET}:0:{self._num_opened}"
         self._ledger.issue_prompt(
             prompt_id, dataset=OPEN_DATASET, epoch=0, row=self._num_opened, position=self._num_opened, mode=session.mode

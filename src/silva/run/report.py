@@ -1,7 +1,4 @@
-"""What is told and written at the end of each rollout step:
-
-the accounting line, the dump, ledger and gateway counts.
-"""
+"""What is logged and written at the end of each rollout step: the accounting line, the dump, and counts."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ log = logging.getLogger("silva.rollout")
 class StepReport:
     """Closes the accounts of a rollout step.
 
-    Waits until the ledger has all that was queued, so that the numbers told are those on record. `dump_path` holds
+    Waits until the ledger has all that was queued, so that the numbers are those on record. `dump_path` holds
     `{rollout_id}`, or is None for no dump.
     """
 
