@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 from silva.parsers.harmony import HarmonyCalls, HarmonyReasoning
@@ -16,14 +15,48 @@ from silva.parsers.tagged import TaggedCalls
 from silva.parsers.thinking import ThinkBlock
 
 _NAME = r"(?P<name>[^<>\"\n]+)"
-_GLM = TaggedCalls(
-    open="<tool_call>",
-    close="</tool_call>",
-    call=r"(?P<name>[^\s<>{}\"]+)(?=\s*<|\s*\n)",
-    call_close="",
-    key=r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>",
-    value_close="</arg_value>",
-)
+
+
+def _glm(gap: int) -> TaggedCalls:
+    return TaggedCalls(
+        open="<tool_call>",
+        close="</tool_call>",
+        call=r"(?P<name>[^\s<>{}\"]+)(?=\s*<|\s*\n)",
+        call_close="",
+        key=r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>",
+        value_close="</arg_value>",
+        gap=gap,
+    )
+
+
+def _function_tags(block: str, *, starts: tuple[str, ...] = (), newlines: int = 0) -> TaggedCalls:
+    return TaggedCalls(
+        open=f"<{block}>",
+        close=f"</{block}>",
+        call=rf"<function={_NAME}>",
+        call_close="</function>",
+        key=r"<parameter=(?P<key>[^<>\n]+)>",
+        value_close="</parameter>",
+        starts=starts,
+        newlines=newlines,
+        gap=2,
+    )
+
+
+def _invoke_tags(block: str, *, prefix: str = "", kind: str = "", gap: int = 1) -> TaggedCalls:
+    return TaggedCalls(
+        open=f"<{prefix}{block}>",
+        close=f"</{prefix}{block}>",
+        call=rf'<{prefix}invoke name="{_NAME}">',
+        call_close=f"</{prefix}invoke>",
+        key=rf'<{prefix}parameter name="(?P<key>[^"\n]+)"{kind}>',
+        value_close=f"</{prefix}parameter>",
+        gap=gap,
+    )
+
+
+def _dsml(block: str) -> TaggedCalls:
+    return _invoke_tags(block, prefix="｜DSML｜", kind=' string="(?P<kind>true|false)"', gap=2)
 
 
 def _deepseek(head: str, fence: str = "") -> SectionCalls:
@@ -37,131 +70,80 @@ def _deepseek(head: str, fence: str = "") -> SectionCalls:
     )
 
 
-def _dsml(block: str) -> TaggedCalls:
-    return TaggedCalls(
-        open=f"<｜DSML｜{block}>",
-        close=f"</｜DSML｜{block}>",
-        call=rf'<｜DSML｜invoke name="{_NAME}">',
-        call_close="</｜DSML｜invoke>",
-        key=r'<｜DSML｜parameter name="(?P<key>[^"\n]+)" string="(?P<kind>true|false)">',
-        value_close="</｜DSML｜parameter>",
-        gap=2,
-    )
+TOOL_CALLS: Mapping[str, ToolFormat] = {
+    "generic": WrappedObject(open="<tool_call>", close="</tool_call>"),
+    "hermes": WrappedObject(open="<tool_call>", close="</tool_call>"),
+    "qwen3_coder": _function_tags("tool_call", starts=("<function=",), newlines=1),
+    "seed_oss": _function_tags("seed:tool_call"),
+    "glm45": _glm(gap=1),
+    "glm47": _glm(gap=0),
+    "minimax-m2": _invoke_tags("minimax:tool_call"),
+    "deepseekv3": _deepseek(r"[^<\n]*<｜tool▁sep｜>\s*(?P<name>[^\s<]+)\s*\n```(?:json)?", fence="```"),
+    "deepseekv31": _deepseek(r"\s*(?P<name>[^\s<]+)\s*<｜tool▁sep｜>"),
+    "deepseekv32": _dsml("function_calls"),
+    "deepseekv4": _dsml("tool_calls"),
+    "kimi_k2": SectionCalls(
+        open="<|tool_calls_section_begin|>",
+        close="<|tool_calls_section_end|>",
+        call_open="<|tool_call_begin|>",
+        call_close="<|tool_call_end|>",
+        head=r"\s*(?:functions\.)?(?P<name>[^\s<:]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>",
+    ),
+    "llama3": LlamaObjects(),
+    "pythonic": PythonCalls(open="<|python_start|>", close="<|python_end|>", bare=True),
+    "lfm2": PythonCalls(open="<|tool_call_start|>", close="<|tool_call_end|>", bare=False),
+    "mistral": MistralCalls(),
+    "granite": ObjectList(open="<|tool_call|>"),
+    "apriel": ObjectList(open="<tool_calls>", close="</tool_calls>", gap=1),
+    "nemotron_v2": ObjectList(open="<TOOLCALL>", close="</TOOLCALL>"),
+    "gpt-oss": HarmonyCalls(),
+}
 
+REASONING: Mapping[str, ReasoningFormat] = {
+    "generic": ThinkBlock(inside=1, behind=2),
+    "qwen3": ThinkBlock(inside=1, behind=2),
+    "deepseek-r1": ThinkBlock(inside=1, behind=2),
+    "deepseek-v3": ThinkBlock(),
+    "glm45": ThinkBlock(behind=1),
+    "glm47": ThinkBlock(),
+    "kimi_k2": ThinkBlock(),
+    "minimax-m2": ThinkBlock(inside=1, behind=2),
+    "nemotron_3": ThinkBlock(inside=1, behind=1),
+    "seed_oss": ThinkBlock(open="<seed:think>", close="</seed:think>", behind=1),
+    "mistral": ThinkBlock(open="[THINK]", close="[/THINK]"),
+    "gpt-oss": HarmonyReasoning(),
+}
 
-TOOL_CALLS: Mapping[str, ToolFormat] = MappingProxyType(
-    {
-        "generic": WrappedObject(open="<tool_call>", close="</tool_call>"),
-        "hermes": WrappedObject(open="<tool_call>", close="</tool_call>"),
-        "qwen3_coder": TaggedCalls(
-            open="<tool_call>",
-            close="</tool_call>",
-            call=rf"<function={_NAME}>",
-            call_close="</function>",
-            key=r"<parameter=(?P<key>[^<>\n]+)>",
-            value_close="</parameter>",
-            starts=("<function=",),
-            newlines=1,
-            gap=2,
-        ),
-        "seed_oss": TaggedCalls(
-            open="<seed:tool_call>",
-            close="</seed:tool_call>",
-            call=rf"<function={_NAME}>",
-            call_close="</function>",
-            key=r"<parameter=(?P<key>[^<>\n]+)>",
-            value_close="</parameter>",
-            gap=2,
-        ),
-        "glm45": _GLM,
-        "glm47": TaggedCalls(
-            open=_GLM.open,
-            close=_GLM.close,
-            call=_GLM.call,
-            call_close="",
-            key=_GLM.key,
-            value_close=_GLM.value_close,
-            gap=0,
-        ),
-        "minimax-m2": TaggedCalls(
-            open="<minimax:tool_call>",
-            close="</minimax:tool_call>",
-            call=rf'<invoke name="{_NAME}">',
-            call_close="</invoke>",
-            key=r'<parameter name="(?P<key>[^"\n]+)">',
-            value_close="</parameter>",
-        ),
-        "deepseekv3": _deepseek(r"[^<\n]*<｜tool▁sep｜>\s*(?P<name>[^\s<]+)\s*\n```(?:json)?", fence="```"),
-        "deepseekv31": _deepseek(r"\s*(?P<name>[^\s<]+)\s*<｜tool▁sep｜>"),
-        "deepseekv32": _dsml("function_calls"),
-        "deepseekv4": _dsml("tool_calls"),
-        "kimi_k2": SectionCalls(
-            open="<|tool_calls_section_begin|>",
-            close="<|tool_calls_section_end|>",
-            call_open="<|tool_call_begin|>",
-            call_close="<|tool_call_end|>",
-            head=r"\s*(?:functions\.)?(?P<name>[^\s<:]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>",
-        ),
-        "llama3": LlamaObjects(),
-        "pythonic": PythonCalls(open="<|python_start|>", close="<|python_end|>", bare=True),
-        "lfm2": PythonCalls(open="<|tool_call_start|>", close="<|tool_call_end|>", bare=False),
-        "mistral": MistralCalls(),
-        "granite": ObjectList(open="<|tool_call|>"),
-        "apriel": ObjectList(open="<tool_calls>", close="</tool_calls>", gap=1),
-        "nemotron_v2": ObjectList(open="<TOOLCALL>", close="</TOOLCALL>"),
-        "gpt-oss": HarmonyCalls(),
-    }
-)
-
-REASONING: Mapping[str, ReasoningFormat] = MappingProxyType(
-    {
-        "generic": ThinkBlock(inside=1, behind=2),
-        "qwen3": ThinkBlock(inside=1, behind=2),
-        "deepseek-r1": ThinkBlock(inside=1, behind=2),
-        "deepseek-v3": ThinkBlock(),
-        "glm45": ThinkBlock(behind=1),
-        "glm47": ThinkBlock(),
-        "kimi_k2": ThinkBlock(),
-        "minimax-m2": ThinkBlock(inside=1, behind=2),
-        "nemotron_3": ThinkBlock(inside=1, behind=1),
-        "seed_oss": ThinkBlock(open="<seed:think>", close="</seed:think>", behind=1),
-        "mistral": ThinkBlock(open="[THINK]", close="[/THINK]"),
-        "gpt-oss": HarmonyReasoning(),
-    }
-)
-
-ALIASES: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "tool_call": {
-            "qwen": "hermes",
-            "qwen25": "hermes",
-            "qwen3": "hermes",
-            "qwen3_xml": "qwen3_coder",
-            "step3p5": "qwen3_coder",
-            "glm": "glm45",
-            "minimax_m2": "minimax-m2",
-            "deepseek_v3": "deepseekv3",
-            "deepseek_v31": "deepseekv31",
-            "deepseek_v32": "deepseekv32",
-            "llama3_json": "llama3",
-            "llama4_json": "llama3",
-            "llama4_pythonic": "pythonic",
-            "gpt_oss": "gpt-oss",
-            "openai": "gpt-oss",
-        },
-        "reasoning": {
-            "qwen3-thinking": "qwen3",
-            "deepseek_r1": "deepseek-r1",
-            "deepseek_v3": "deepseek-v3",
-            "kimi": "kimi_k2",
-            "minimax": "minimax-m2",
-            "minimax_m2": "minimax-m2",
-            "step3p5": "nemotron_3",
-            "gpt_oss": "gpt-oss",
-            "openai_gptoss": "gpt-oss",
-        },
-    }
-)
+ALIASES: Mapping[str, Mapping[str, str]] = {
+    "tool_call": {
+        "qwen": "hermes",
+        "qwen25": "hermes",
+        "qwen3": "hermes",
+        "qwen3_xml": "qwen3_coder",
+        "step3p5": "qwen3_coder",
+        "glm": "glm45",
+        "minimax_m2": "minimax-m2",
+        "deepseek_v3": "deepseekv3",
+        "deepseek_v31": "deepseekv31",
+        "deepseek_v32": "deepseekv32",
+        "llama3_json": "llama3",
+        "llama4_json": "llama3",
+        "llama4_pythonic": "pythonic",
+        "gpt_oss": "gpt-oss",
+        "openai": "gpt-oss",
+    },
+    "reasoning": {
+        "qwen3-thinking": "qwen3",
+        "deepseek_r1": "deepseek-r1",
+        "deepseek_v3": "deepseek-v3",
+        "kimi": "kimi_k2",
+        "minimax": "minimax-m2",
+        "minimax_m2": "minimax-m2",
+        "step3p5": "nemotron_3",
+        "gpt_oss": "gpt-oss",
+        "openai_gptoss": "gpt-oss",
+    },
+}
 
 Kind = Literal["tool_call", "reasoning"]
 
@@ -174,11 +156,10 @@ def parser_names(kind: Kind) -> tuple[str, ...]:
 
 def family_of(kind: Kind, name: str) -> str:
     """The format's own name for any known one, `none` for that. Raises ValueError for an unknown name."""
-    known = TOOL_CALLS if kind == "tool_call" else REASONING
     own = ALIASES[kind].get(name, name)
-    if own != "none" and own not in known:
-        known_names = ", ".join(parser_names(kind))
-        raise ValueError(f"agentic_{kind}_parser is {name!r}; known parsers are {known_names}")
+    names = parser_names(kind)
+    if own not in names or own == "auto":
+        raise ValueError(f"agentic_{kind}_parser is {name!r}; known parsers are {', '.join(names)}")
     return own
 
 

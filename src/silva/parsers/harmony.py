@@ -67,11 +67,9 @@ class HarmonyReasoning:
             left.append(text[at : part.start])
             at = part.end
             body = text[part.begin : part.stop]
-            if part.function is not None:
-                left.append(text[part.start : part.end])
-            elif part.channel == "analysis":
+            if part.function is None and part.channel == "analysis":
                 thoughts.append(body)
-            elif part.channel in ("final", "commentary"):
+            elif part.function is None and part.channel in ("final", "commentary"):
                 left.append(body)
             else:
                 left.append(text[part.start : part.end])

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from silva.parsers.parts import (
+    MarkedCalls,
     ParsedCall,
     Piece,
     Tools,
@@ -29,15 +30,12 @@ _NAME = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WrappedObject:
+class WrappedObject(MarkedCalls):
     """One object between two marks."""
 
-    open: str
     close: str
+    """The mark behind the object."""
     gap: int = 1
-
-    def find(self, text: str, at: int, tools: Tools) -> int:
-        return text.find(self.open, at)
 
     def read(self, text: str, start: int, tools: Tools) -> list[Piece]:
         begin = start + len(self.open)
@@ -59,15 +57,11 @@ class WrappedObject:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ObjectList:
-    """Objects in an array, or one after another, behind an opening mark; `close` may be empty."""
+class ObjectList(MarkedCalls):
+    """Objects in an array, or one after another, behind an opening mark."""
 
-    open: str
     close: str = ""
-    gap: int = 0
-
-    def find(self, text: str, at: int, tools: Tools) -> int:
-        return text.find(self.open, at)
+    """The mark behind the list; empty where the family writes none."""
 
     def read(self, text: str, start: int, tools: Tools) -> list[Piece]:
         begin = start + len(self.open)
@@ -109,14 +103,13 @@ def _object_start(text: str, at: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LlamaObjects:
+class LlamaObjects(MarkedCalls):
     """Objects behind `<|python_tag|>`, or a turn that begins with one where the conversation has tools.
 
     Behind the tag `name.call(key="value")` is a call, too; other code is not.
     """
 
     open: str = "<|python_tag|>"
-    gap: int = 0
 
     def find(self, text: str, at: int, tools: Tools) -> int:
         if at == 0 and not has_no_tools(tools) and text[:1] in ("{", " ", "\n"):
@@ -127,17 +120,14 @@ class LlamaObjects:
 
     def read(self, text: str, start: int, tools: Tools) -> list[Piece]:
         if not text.startswith(self.open, start):
-            return self._objects(text, start)
+            return read_objects(text, start, "", self.open)
         begin = start + len(self.open)
         mark = Piece(end=begin, is_mark=True)
         found = _BUILTIN_CALL.match(text, begin)
         if found:
             end, call = read_python_call(text, found.end(), found.group(1))
             return [mark, Piece(end=end, call=call)]
-        return [mark, *self._objects(text, begin)]
-
-    def _objects(self, text: str, at: int) -> list[Piece]:
-        return read_objects(text, at, "", self.open)
+        return [mark, *read_objects(text, begin, "", self.open)]
 
 
 def _is_bare_call(text: str, begin: int) -> bool:
@@ -150,14 +140,10 @@ def _is_bare_call(text: str, begin: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MistralCalls:
+class MistralCalls(MarkedCalls):
     """`[TOOL_CALLS]` and an array of objects, or a name and its arguments, with or without marks between."""
 
     open: str = "[TOOL_CALLS]"
-    gap: int = 0
-
-    def find(self, text: str, at: int, tools: Tools) -> int:
-        return text.find(self.open, at)
 
     def read(self, text: str, start: int, tools: Tools) -> list[Piece]:
         begin = start + len(self.open)

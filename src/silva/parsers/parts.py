@@ -75,6 +75,19 @@ class ToolFormat(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MarkedCalls:
+    """What formats share whose block begins with one opening mark."""
+
+    open: str
+    """The mark that opens a block of calls."""
+    gap: int = 0
+    """How many newlines the family's template writes before a call."""
+
+    def find(self, text: str, at: int, tools: Tools) -> int:
+        return text.find(self.open, at)
+
+
 class ReasoningFormat(Protocol):
     """How a family writes its thoughts."""
 
@@ -147,6 +160,11 @@ def first_of(text: str, at: int, marks: Sequence[str]) -> int:
     return -1
 
 
+def opened(text: str, at: int, mark: str) -> list[Piece]:
+    """The opening mark at `at`, or nothing where another text is there."""
+    return [Piece(end=at + len(mark), is_mark=True)] if text.startswith(mark, at) else []
+
+
 def closed(text: str, at: int, close: str, *again: str) -> list[Piece]:
     """The closing mark at `at`, with the text before it where there is some.
 
@@ -162,6 +180,15 @@ def closed(text: str, at: int, close: str, *again: str) -> list[Piece]:
         return []
     left = [Piece(end=begin)] if begin > at else []
     return [*left, Piece(end=begin + len(close), is_mark=True)]
+
+
+def without_newlines(text: str, *, before: int = 0, behind: int = 0) -> str:
+    """`text` without up to `before` newlines at its start and up to `behind` newlines at its end."""
+    for _ in range(before):
+        text = text.removeprefix("\n")
+    for _ in range(behind):
+        text = text.removesuffix("\n")
+    return text
 
 
 def has_no_tools(tools: Tools) -> bool:

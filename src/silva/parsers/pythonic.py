@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from silva.parsers.literals import keyword_arguments
-from silva.parsers.parts import ParsedCall, Piece, Tools, closed, has_no_tools, skip_blanks, text_until
+from silva.parsers.parts import MarkedCalls, ParsedCall, Piece, Tools, closed, has_no_tools, skip_blanks, text_until
 
 _NAME = re.compile(r"([A-Za-z_][\w.-]*)(?=\()")
 _BARE = re.compile(r"\s*\[\s*[A-Za-z_][\w.-]*\(")
@@ -25,13 +25,13 @@ def read_python_call(text: str, at: int, name: str, close: str = "") -> tuple[in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PythonCalls:
-    """A list between two marks; where `bare`, also one that is the whole turn and where there are tools."""
+class PythonCalls(MarkedCalls):
+    """A list of Python calls between two marks."""
 
-    open: str
     close: str
+    """The mark behind the list."""
     bare: bool
-    gap: int = 0
+    """Whether a list without marks is read, too, where it is the whole turn and the conversation has tools."""
 
     def find(self, text: str, at: int, tools: Tools) -> int:
         if self.bare and at == 0 and not has_no_tools(tools) and _BARE.match(text):

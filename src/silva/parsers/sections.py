@@ -13,6 +13,7 @@ from silva.parsers.parts import (
     first_of,
     json_end,
     mark_end,
+    opened,
     text_until,
     unquoted,
 )
@@ -38,17 +39,14 @@ class SectionCalls:
         return first_of(text, at, (self.open, self.call_open))
 
     def read(self, text: str, start: int, tools: Tools) -> list[Piece]:
-        pieces: list[Piece] = []
-        at = start
-        if text.startswith(self.open, at):
-            at += len(self.open)
-            pieces.append(Piece(end=at, is_mark=True))
+        pieces = opened(text, start, self.open)
+        at = pieces[-1].end if pieces else start
         while found := self._head.match(text, at):
             at, arguments = self._arguments(text, found.end())
             pieces.append(Piece(end=at, call=ParsedCall(name=found.group("name"), arguments=arguments)))
         if not pieces:
             return [Piece(end=start + len(self.call_open))]
-        return [*pieces, *self._closed(text, at)]
+        return [*pieces, *closed(text, at, self.close, self.open, self.call_open)]
 
     def _arguments(self, text: str, begin: int) -> tuple[int, str]:
         """The end of a call whose arguments stand at `begin`, and these: JSON, else the raw text up to a mark."""
@@ -64,6 +62,3 @@ class SectionCalls:
             raw = raw.removesuffix(self.fence).rstrip()
         end = limit + len(self.call_close) if text.startswith(self.call_close, limit) else limit
         return end, raw
-
-    def _closed(self, text: str, at: int) -> list[Piece]:
-        return closed(text, at, self.close, self.open, self.call_open)

@@ -6,7 +6,17 @@ import re
 from dataclasses import dataclass, field
 
 from silva.parsers.literals import quoted
-from silva.parsers.parts import ParsedCall, Piece, Tools, closed, first_of, mark_end, text_until
+from silva.parsers.parts import (
+    ParsedCall,
+    Piece,
+    Tools,
+    closed,
+    first_of,
+    mark_end,
+    opened,
+    text_until,
+    without_newlines,
+)
 from silva.parsers.schema import Schema, json_or_string, parameters_of, typed_text
 
 LEAST = 2
@@ -50,11 +60,8 @@ class TaggedCalls:
         return first_of(text, at, (self.open, *self.starts))
 
     def read(self, text: str, start: int, tools: Tools) -> list[Piece]:
-        pieces: list[Piece] = []
-        at = start
-        if text.startswith(self.open, at):
-            at += len(self.open)
-            pieces.append(Piece(end=at, is_mark=True))
+        pieces = opened(text, start, self.open)
+        at = pieces[-1].end if pieces else start
         while found := self._call.match(text, at):
             at, call = self._read_call(text, found, tools)
             pieces.append(Piece(end=at, call=call))
@@ -77,7 +84,8 @@ class TaggedCalls:
             value_end = self._value_end.search(text, key.end())
             if value_end is None or key.group("key") in arguments:
                 break
-            raw = self._trimmed(text[key.end() : value_end.start()])
+            raw = text[key.end() : value_end.start()]
+            raw = without_newlines(raw, before=self.newlines, behind=self.newlines)
             arguments[key.group("key")] = self._typed(raw, key, parameters)
             at = value_end.end()
         else:
@@ -88,11 +96,6 @@ class TaggedCalls:
         limit = text_until(text, at, self._end)
         raw = text[begin:limit].strip("\n")
         return min(len(text), limit + len(self._end)), ParsedCall(name=name, arguments=raw)
-
-    def _trimmed(self, raw: str) -> str:
-        for _ in range(self.newlines):
-            raw = raw.removeprefix("\n").removesuffix("\n")
-        return raw
 
     def _typed(self, raw: str, key: re.Match[str], parameters: Schema) -> str:
         kind = key.groupdict().get("kind")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from silva.parsers.parts import without_newlines
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThinkBlock:
@@ -21,22 +23,13 @@ class ThinkBlock:
     def split(self, text: str, opening: str) -> tuple[str, str]:
         """Reasoning and the rest. The generation prompt may have opened the block, or opened and closed it."""
         if opening.rfind(self.open) > opening.rfind(self.close):
-            rest = _after_newlines(text, self.inside) if opening.endswith(self.open) else text
+            rest = without_newlines(text, before=self.inside) if opening.endswith(self.open) else text
         else:
             stripped = text.lstrip("\n")
             if not stripped.startswith(self.open):
-                return "", _after_newlines(text, self.behind) if opening.endswith(self.close) else text
-            rest = _after_newlines(stripped[len(self.open) :], self.inside)
+                return "", without_newlines(text, before=self.behind) if opening.endswith(self.close) else text
+            rest = without_newlines(stripped[len(self.open) :], before=self.inside)
         thought, close, content = rest.partition(self.close)
         if not close:
             return rest, ""
-        for _ in range(self.inside):
-            thought = thought.removesuffix("\n")
-        return thought, _after_newlines(content, self.behind)
-
-
-def _after_newlines(text: str, num: int) -> str:
-    """`text` without up to `num` newlines at its start."""
-    for _ in range(num):
-        text = text.removeprefix("\n")
-    return text
+        return without_newlines(thought, behind=self.inside), without_newlines(content, before=self.behind)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from silva.parsers.families import REASONING, TOOL_CALLS, detect, family_of
-from silva.parsers.parts import ParsedCall, ParsedTurn, Piece, ReasoningFormat, ToolFormat, Tools
+from silva.parsers.parts import ParsedCall, ParsedTurn, Piece, ReasoningFormat, ToolFormat, Tools, without_newlines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ def _split_calls(
         after_call = bool(made)
         if made:
             calls += made
-            content.append(_without_newlines(text[at:start], form.gap))
+            content.append(without_newlines(text[at:start], behind=form.gap))
             content.append(_left_over(text, start, pieces, is_call))
         else:
             content.append(text[at:end])
@@ -100,10 +100,3 @@ def _left_over(text: str, start: int, pieces: list[Piece], is_call: Callable[[Pa
             kept.append(text[start : piece.end])
         start = piece.end
     return "".join(kept)
-
-
-def _without_newlines(text: str, num: int) -> str:
-    """`text` without up to `num` newlines at its end."""
-    for _ in range(num):
-        text = text.removesuffix("\n")
-    return text
