@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Literal
 
-from silva.codec.delta import AnsweredTurn, DeltaLearner, ImpureTransition, small_beginnings
+from silva.codec.delta import AnsweredTurn, DeltaLearner, ImpureTransition, Step, small_beginnings
 from silva.codec.encoder import ControlToken, TokenText
 from silva.codec.ends import TurnEnds
-from silva.codec.frame import CONTEXT, NEW, Frame
+from silva.codec.frame import Frame
 from silva.codec.late_system import as_user_turns
-from silva.codec.slots import Slots
+from silva.codec.slots import CONTEXT, Slots
 from silva.codec.whole import history_of, learn_whole
 from silva.types import JsonObject, Message, ToolCall, TransitionRefused
 
@@ -91,9 +91,7 @@ class CodecReport:
             "proofs": [
                 {"name": p.name, "ok": p.num_ok, "tried": p.num_tried, "example": p.example} for p in self.proofs
             ],
-            "cells": [
-                {"assistant": c.assistant, "tail": c.tail, "status": c.status, "reason": c.reason} for c in self.cells
-            ],
+            "cells": [asdict(cell) for cell in self.cells],
             "features": self.features,
         }
 
@@ -123,7 +121,11 @@ def check_codec(text: TokenText, plain: Frame, called: Frame, ends: TurnEnds) ->
     """`plain` renders without tools, `called` with one."""
     return CodecReport(
         proofs=(prove_sandwiches(text), prove_round_trip(text)),
-        cells=tuple(_cell(plain, called, ends, kind, tail) for kind in _assistants(called) for tail in _tails()),
+        cells=tuple(
+            _cell(plain, called, ends, (kind, message), (tail, messages))
+            for kind, message in _assistants(called).items()
+            for tail, messages in _tails().items()
+        ),
         features=_features(text, called, ends),
     )
 
@@ -192,48 +194,40 @@ def _tails() -> dict[str, tuple[Message, ...]]:
     }
 
 
-def _cell(plain: Frame, called: Frame, ends: TurnEnds, kind: str, tail: str) -> StepCell:
-    message, messages = _assistants(called)[kind], _tails()[tail]
-    cell = _learn_cell(plain, called, ends, (kind, tail), message, messages)
-    marked = as_user_turns(messages, 0)
-    if cell.status == "refused" and marked != messages:
-        instead = _learn_cell(plain, called, ends, (kind, tail), message, marked)
-        if instead.status in ("pure", "rewritten"):
-            return replace(cell, reason=f"{cell.reason} Where it raises, a user turn with a mark is written instead.")
-    return cell
-
-
-def _learn_cell(
+def _cell(
     plain: Frame,
     called: Frame,
     ends: TurnEnds,
-    names: tuple[str, str],
-    message: Message,
-    messages: tuple[Message, ...],
+    assistant: tuple[str, Message],
+    tail: tuple[str, tuple[Message, ...]],
 ) -> StepCell:
-    kind, tail = names
+    (kind, message), (name, messages) = assistant, tail
     frame = called if message.tool_calls or any(m.role == "tool" for m in messages) else plain
-    context = AnsweredTurn(frame, message)
-    build = frame.builder(NEW)
-    context.share_ids(build)
-    tree = [build.message(m) for m in messages]
-    status: Status = "pure"
+    status, reason = _learn_cell(frame, ends, message, messages)
+    marked = as_user_turns(messages, 0)
+    if status == "refused" and marked != messages:
+        instead, _ = _learn_cell(frame, ends, message, marked)
+        if instead in ("pure", "rewritten"):
+            reason += " Where it raises, a user turn with a mark is written instead."
+    return StepCell(assistant=kind, tail=name, status=status, reason=reason)
+
+
+def _learn_cell(frame: Frame, ends: TurnEnds, message: Message, messages: tuple[Message, ...]) -> tuple[Status, str]:
+    """The status of a step and the reason for it."""
+    step = Step.of(frame, ends, AnsweredTurn(frame, message), messages)
     try:
-        found = DeltaLearner(frame, ends, context, tree, build.slots, None, survey=True).learn()
+        found = DeltaLearner(step, None, survey=True).learn()
     except ImpureTransition as error:
         fault = _whole_fault(frame, ends, message, messages)
         if fault is not None:
-            return StepCell(assistant=kind, tail=tail, status="impure", reason=fault)
-        return StepCell(
-            assistant=kind, tail=tail, status="whole", reason=f"{error.what}: the whole history is rendered each time"
-        )
+            return "impure", fault
+        return "whole", f"{error.what}: the whole history is rendered each time"
     except TransitionRefused as error:
-        return StepCell(assistant=kind, tail=tail, status="refused", reason=str(error))
+        return "refused", str(error)
     rewritten = [name for name, kept in found.prefixes if not kept]
-    reason = ""
     if rewritten:
-        status, reason = "rewritten", f"the template writes earlier text anew (behind {', '.join(rewritten)})"
-    return StepCell(assistant=kind, tail=tail, status=status, reason=reason)
+        return "rewritten", f"the template writes earlier text anew (behind {', '.join(rewritten)})"
+    return "pure", ""
 
 
 def _whole_fault(frame: Frame, ends: TurnEnds, message: Message, messages: Sequence[Message]) -> str | None:
@@ -242,11 +236,8 @@ def _whole_fault(frame: Frame, ends: TurnEnds, message: Message, messages: Seque
     for name in small_beginnings(frame, Slots(CONTEXT), None):
         context = AnsweredTurn(frame, message)
         history = history_of(small_beginnings(frame, context.slots, None)[name])
-        build = frame.builder(NEW)
-        build.slots.share_all(context.slots)
-        tree = [build.message(m) for m in messages]
         try:
-            learn_whole(frame, ends, context, history, tree, build.slots)
+            learn_whole(Step.of(frame, ends, context, messages), history)
         except ImpureTransition as error:
             return f"{error} (behind {name!r})"
         except TransitionRefused:

@@ -8,17 +8,17 @@ template accepts: only then it is right in any history.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 from silva.codec.deltas import SampledTail, TurnDelta
 from silva.codec.encoder import TokenText, common_prefix
 from silva.codec.ends import TurnEnds
-from silva.codec.frame import NEW, Frame, TextOf, Texts, placeholder
-from silva.codec.recipe import Recipe, make_recipe
-from silva.codec.root import CACHED_KEY_CHARS, DEPENDS_ON_TEXT, check_shown, same_holes
-from silva.codec.slots import CONTEXT, PLACEHOLDER, Hole, ShapeBuilder, Slots, clean, hole_of, safe_id, text_part
-from silva.codec.transforms import parse
+from silva.codec.frame import Frame, TextOf, lookup
+from silva.codec.recipe import Recipe, learn_recipe
+from silva.codec.root import CACHED_KEY_CHARS, DEPENDS_ON_TEXT, check_shown
+from silva.codec.slots import CONTEXT, NEW, PLACEHOLDER, Hole, Slots, call_part, clean, hole_of, safe_id, text_part
+from silva.codec.transforms import holes_of, parse
 from silva.types import JsonObject, Message, TransitionRefused
 
 Tree = list[JsonObject]
@@ -51,8 +51,7 @@ class AnsweredTurn:
         self.has_text = bool(message.content.strip()) or not message.tool_calls
         self.has_reasoning = bool(message.reasoning)
         nine = frame.style.nine_ids
-        self.ids = {call.id: self.slots.shared(safe_id(call.id, nine), "id") for call in message.tool_calls}
-        self._call_ids = [self.ids[call.id] for call in message.tool_calls]
+        self._call_ids = [self.slots.shared(safe_id(call.id, nine), "id") for call in message.tool_calls]
         self._names = [self._name(call.name) for call in message.tool_calls]
         self.key = repr((self.has_text, self.has_reasoning, self._call_ids, self._names))
         self.named = len(self.slots.values)
@@ -67,11 +66,6 @@ class AnsweredTurn:
         if name in values:
             return Hole(0, values.index(name))
         return self.slots.shared(clean(name), "name") if name.strip() else name
-
-    def share_ids(self, build: ShapeBuilder) -> None:
-        """Let results that name a call of this turn have the call's hole."""
-        for value, hole in self.ids.items():
-            build.slots.share(safe_id(value, self._frame.style.nine_ids), "id", hole)
 
     def forms(self) -> Iterator[Form]:
         """The ways to try, the usual one first."""
@@ -91,7 +85,7 @@ class AnsweredTurn:
             out["content"] = self.content if form.content == "text" else ""
         if self._call_ids:
             out["tool_calls"] = [
-                _call(call_id, name, hole, form.arguments_as_text)
+                call_part(call_id, name, hole if form.arguments_as_text else {"a": hole})
                 for call_id, name, hole in zip(self._call_ids, self._names, self.arguments, strict=True)
             ]
         return out
@@ -101,9 +95,56 @@ class AnsweredTurn:
         return [*self.slots.values[: self.named], *fillers[self.named :]]
 
 
-def _call(call_id: Hole, name: str | Hole, arguments: Hole, as_text: bool) -> JsonObject:
-    function = {"name": name, "arguments": arguments if as_text else {"a": arguments}}
-    return {"id": call_id, "type": "function", "function": function}
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A sampled turn and the messages behind it, as shapes."""
+
+    frame: Frame
+    """What renders them."""
+    ends: TurnEnds
+    """How the template ends the sampled turn."""
+    context: AnsweredTurn
+    """The sampled turn; its slots also have the holes of the turns before it."""
+    tree: Tree
+    """The shapes of the new messages."""
+    slots: Slots
+    """The texts of the new messages."""
+
+    @classmethod
+    def of(cls, frame: Frame, ends: TurnEnds, context: AnsweredTurn, messages: Sequence[Message]) -> Step:
+        slots = Slots(NEW)
+        build = frame.builder(slots)
+        slots.share_all(context.slots)  # a result has the hole of the call that it names
+        return cls(frame, ends, context, [build.message(message) for message in messages], slots)
+
+    @property
+    def first_field(self) -> str | None:
+        """The field path of an error that concerns the step as a whole."""
+        return "messages[0]" if self.tree else None
+
+    def proves(self, known: DeltaRecipe, context: Sequence[str]) -> bool:
+        """Whether the template writes what `known` says for the real (inert) texts. `context` are those before."""
+        inert = self.frame.inert_texts(context, self.slots.values)
+        real = self.frame.render([*known.beginning, *self.tree], inert, gen=True, inert=True)
+        return real.endswith(known.recipe.text(inert))
+
+    def encode(self, known: DeltaRecipe, context: Sequence[str], tail: SampledTail) -> TurnDelta:
+        """The ids, without what closes the turn where the model sampled it, or another token that means the same."""
+        texts = self.frame.texts(context, self.slots.values)
+        observation, opening = known.recipe.encode(self.frame.text, texts)
+        ends, close = self.ends, known.close
+        if tail.cut or tail.last_id not in ends.closers:
+            return TurnDelta(observation_ids=observation, opening_ids=opening)
+        if ends.opener and tail.last_id != close[0]:
+            mismatch = tail.last_id in ends.markers
+            return TurnDelta(observation_ids=observation, opening_ids=opening, marker_mismatch=mismatch)
+        n = close.index(tail.last_id) + 1 if tail.last_id in close else len(close)
+        return TurnDelta(observation_ids=observation[n:], opening_ids=opening[max(0, n - len(observation)) :])
+
+    @property
+    def only_field(self) -> str | None:
+        """The field path of the only message; None where there are several."""
+        return "messages[0]" if len(self.tree) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,27 +162,21 @@ class DeltaRecipe:
 
 def encode_delta(frame: Frame, ends: TurnEnds, tail: SampledTail, messages: Sequence[Message]) -> TurnDelta:
     """The delta, proven on the texts of these messages. TransitionRefused where the template does not allow it."""
-    context = AnsweredTurn(frame, tail.message)
-    build = frame.builder(NEW)
-    context.share_ids(build)
-    tree = [build.message(message) for message in messages]
-    slots = build.slots
-    key = f"{tail.has_system}{context.key}{tree!r}"
+    step = Step.of(frame, ends, AnsweredTurn(frame, tail.message), messages)
+    key = f"{tail.has_system}{step.context.key}{step.tree!r}"
     known: DeltaRecipe | None = frame.deltas.get(key)
     for cached in (True, False):
         if known is None:
-            known = _learn(frame, key, DeltaLearner(frame, ends, context, tree, slots, tail.has_system), cached)
-        named = context.texts(known.fillers)
-        inert = Texts(frame.inert, _inert(frame, named), _inert(frame, slots.values))
-        if proven(frame, known, tree, inert):
+            known = _learn(frame, key, DeltaLearner(step, tail.has_system), cached)
+        named = step.context.texts(known.fillers)
+        if step.proves(known, named):
             break
         known = None  # the texts matter after all, or a transform was learned in too narrow surroundings
     else:
-        raise TransitionRefused(DEPENDS_ON_TEXT, field="messages[0]" if len(messages) == 1 else None)
+        raise TransitionRefused(DEPENDS_ON_TEXT, field=step.only_field)
     if len(key) <= CACHED_KEY_CHARS:
         frame.deltas.put(key, known)
-    observation, opening = known.recipe.encode(frame.text, Texts(frame.slots.values, named, slots.values))
-    return without_close(ends, tail, known.close, observation, opening)
+    return step.encode(known, named, tail)
 
 
 def _learn(frame: Frame, key: str, learner: DeltaLearner, cached: bool) -> DeltaRecipe:
@@ -157,48 +192,15 @@ def _learn(frame: Frame, key: str, learner: DeltaLearner, cached: bool) -> Delta
         raise
 
 
-def _inert(frame: Frame, texts: Sequence[str]) -> list[str]:
-    return [frame.text.inert(text) for text in texts]
-
-
-def proven(frame: Frame, known: DeltaRecipe, tree: Tree, inert: TextOf) -> bool:
-    real = frame.render([*known.beginning, *tree], inert, gen=True, inert=True)
-    return real.endswith(known.recipe.text(inert))
-
-
-def without_close(
-    ends: TurnEnds, tail: SampledTail, close: tuple[int, ...], observation: list[int], opening: list[int]
-) -> TurnDelta:
-    """Leave out what closes the turn where the model sampled it, or another token that means the same."""
-    if tail.cut or tail.last_id not in ends.closers:
-        return TurnDelta(observation_ids=observation, opening_ids=opening)
-    if ends.opener and tail.last_id != close[0]:
-        mismatch = tail.last_id in ends.markers
-        return TurnDelta(observation_ids=observation, opening_ids=opening, marker_mismatch=mismatch)
-    n = close.index(tail.last_id) + 1 if tail.last_id in close else len(close)
-    return TurnDelta(observation_ids=observation[n:], opening_ids=opening[max(0, n - len(observation)) :])
-
-
 class DeltaLearner:
     """Finds the recipe of one delta, or says why there is none. `survey`: also whether earlier text is rewritten."""
 
-    def __init__(
-        self,
-        frame: Frame,
-        ends: TurnEnds,
-        context: AnsweredTurn,
-        tree: Tree,
-        slots: Slots,
-        has_system: bool | None,
-        *,
-        survey: bool = False,
-    ):
-        self._frame = frame
-        self._ends = ends
-        self._context = context
-        self._tree = tree
-        self._slots = slots
-        self._prefixes = small_beginnings(frame, context.slots, has_system)
+    def __init__(self, step: Step, has_system: bool | None, *, survey: bool = False):
+        self._step = step
+        self._frame = step.frame
+        self._context = step.context
+        self._tree = step.tree
+        self._prefixes = small_beginnings(step.frame, step.context.slots, has_system)
         self._small = next(iter(self._prefixes.values()))
         self._survey = survey
         self._text = ""
@@ -219,7 +221,7 @@ class DeltaLearner:
         try:
             text = self._frame.render([*beginning, *self._tree], gen=True)
         except TransitionRefused as error:
-            if self._reason is None or self._renders(beginning):
+            if self._reason is None or self._frame.try_render(beginning):
                 self._reason = error
             return None
         self._text = text
@@ -233,24 +235,18 @@ class DeltaLearner:
             return None
         return tail
 
-    def _renders(self, beginning: Tree) -> bool:
-        try:
-            self._frame.render(beginning, gen=False)
-        except TransitionRefused:
-            return False
-        return True
-
     def _located(self, error: TransitionRefused) -> TransitionRefused:
         """The same error with the first message that cannot follow, found by leaving out messages from the end."""
         if error.field is not None or not self._tree:
             return error
         for n in range(1, len(self._tree)):
-            shorter = DeltaLearner(self._frame, self._ends, self._context, self._tree[:n], self._slots, None)
+            shorter = DeltaLearner(replace(self._step, tree=self._tree[:n]), None)
             shorter._prefixes = self._prefixes
-            forms = list(self._context.forms())
-            begins = [
-                (form, [*prefix, self._context.turn(form)]) for form in forms for prefix in self._prefixes.values()
-            ]
+            begins = (
+                (form, [*prefix, self._context.turn(form)])
+                for form in self._context.forms()
+                for prefix in self._prefixes.values()
+            )
             if all(shorter._tail(beginning, form) is None for form, beginning in begins):
                 return error.at(f"messages[{n - 1}]")
         return error.at(f"messages[{len(self._tree) - 1}]")
@@ -269,7 +265,7 @@ class DeltaLearner:
             raise TransitionRefused("the chat template does not print the text of an assistant turn")
         reasoning = text.rfind(context.reasoning.placeholder) if form.with_reasoning else -1
         end = max([content, reasoning, *shown]) + len(context.content.placeholder)
-        if self._ends.opener and not self._tree:  # nothing follows but the opening of the next turn
+        if self._step.ends.opener and not self._tree:  # nothing follows but the opening of the next turn
             alone = self._frame.render(beginning, gen=False)
             return text[len(alone) if text.startswith(alone) else end :]
         return text[self._close_place(text, end) :]
@@ -278,7 +274,7 @@ class DeltaLearner:
         limit = next(
             (m.start() for m in PLACEHOLDER.finditer(text, end) if hole_of(m.group(1)).region == NEW), len(text)
         )
-        close = self._ends.pattern.search(text, end, limit)
+        close = self._step.ends.pattern.search(text, end, limit)
         if close is not None:
             return close.start()
         pieces = self._frame.text.split(text[end:limit])
@@ -297,17 +293,12 @@ class DeltaLearner:
         whole = parse(tail)
         self._refuse_foreign(whole)
         self._refuse_tools_again(form, beginning, tail)
-        kinds = Texts(frame.slots.kinds, self._context.slots.kinds, self._slots.kinds)
+        kinds = lookup(frame.slots.kinds, self._context.slots.kinds, self._step.slots.kinds)
 
-        def render(text_of: TextOf, gen: bool = True) -> str:
+        def render(text_of: TextOf, gen: bool) -> str:
             return self._cut(frame.render([*beginning, *self._tree], text_of, gen=gen), form, beginning)
 
-        found = frame.learn(whole, kinds, render, self._tree, cached=cached)
-        without = parse(render(placeholder, False))
-        plain = same_holes(found, whole, without) or frame.learn(
-            without, kinds, lambda text_of: render(text_of, False), self._tree, cached=False
-        )
-        recipe = make_recipe(frame, frame.skeleton(whole, found), frame.skeleton(without, plain), first=False)
+        recipe = learn_recipe(frame, whole, kinds, render, self._tree, cached=cached, first=False)
         close = self._closing(whole, form, turn)
         fillers = tuple(Hole(CONTEXT, i).placeholder for i in range(len(self._context.slots.values)))
         return DeltaRecipe(recipe, beginning, fillers, close, prefixes)
@@ -317,13 +308,13 @@ class DeltaLearner:
 
         Mostly one. A template may close parts of a turn, and then the turn itself.
         """
-        text, stops = self._frame.text, self._ends.stop_ids
+        text, stops = self._frame.text, self._step.ends.stop_ids
         head = tail[0]
         assert isinstance(head, str)
         first = next(iter(text.split(head)), "")
         if isinstance(first, str):
             raise TransitionRefused("the chat template writes no control token at the start of the next turn")
-        if self._ends.opener:
+        if self._step.ends.opener:
             return (first.id,)
         try:
             alone = self._cut(self._frame.render([*self._small, turn], gen=False), form, self._small)
@@ -350,20 +341,18 @@ class DeltaLearner:
                 raise ImpureTransition(
                     "the chat template writes what follows an assistant turn otherwise in other histories (behind "
                     f"{name!r})",
-                    field="messages[0]" if self._tree else None,
+                    field=self._step.first_field,
                 )
             checked.append((name, text.startswith(before)))
         return tuple(checked)
 
     def _refuse_foreign(self, pieces: Sequence[str | Hole]) -> None:
         named = self._context.named
-        for i in range(1, len(pieces), 2):
-            hole = pieces[i]
-            if isinstance(hole, Hole) and hole.region == CONTEXT and hole.index >= named:
-                raise ImpureTransition(
-                    "the chat template repeats or moves the text of earlier messages into the new turn",
-                    field="messages[0]" if self._tree else None,
-                )
+        if any(hole.region == CONTEXT and hole.index >= named for hole in holes_of(pieces)):
+            raise ImpureTransition(
+                "the chat template repeats or moves the text of earlier messages into the new turn",
+                field=self._step.first_field,
+            )
 
     def _refuse_tools_again(self, form: Form, beginning: Tree, tail: str) -> None:
         """Refuse a tail that shows the tools again because the template moves them there from an earlier turn."""
@@ -381,7 +370,7 @@ class DeltaLearner:
         if bare != tail and only_moved(frame.text, tail, bare, given=first, before=before):
             raise ImpureTransition(
                 "the chat template moves the tools from earlier turns into the new one, where they would stand twice",
-                field="messages[0]" if self._tree else None,
+                field=self._step.first_field,
             )
 
 
@@ -418,14 +407,8 @@ def small_beginnings(frame: Frame, slots: Slots, has_system: bool | None) -> dic
         return {**turn("assistant"), "reasoning_content": hole, "thinking": hole}
 
     def call() -> Tree:
-        style = frame.style
         hole = slots.new("", "id")
-        calling: JsonObject = {
-            "role": "assistant",
-            "tool_calls": [_call(hole, frame.tool_name, slots.new("", "context"), style.arguments_as_text)],
-        }
-        if style.empty_content is not None:
-            calling["content"] = style.empty_content
+        calling = frame.style.calling_turn(hole, frame.tool_name, slots.new("", "context"))
         return [calling, {**turn("tool"), "tool_call_id": hole}]
 
     user, system = turn("user"), turn("system")

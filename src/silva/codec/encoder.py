@@ -257,9 +257,4 @@ def _trie_node(node: Trie) -> str:
 
 def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
     """How many items two sequences share at their start."""
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return n
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from silva.codec.encoder import ControlToken, TokenText
 from silva.codec.frame import Frame
 from silva.codec.slots import CONTEXT, Hole
-from silva.types import TransitionRefused
+from silva.types import JsonObject
 
-_TEXT, _REASON, _ARGS, _RESULT, _NEXT = (Hole(CONTEXT, 40 + i) for i in range(5))
+_TEXT, _REASON, _ARGS, _RESULT, _NEXT, _CALL_ID = (Hole(CONTEXT, 40 + i) for i in range(6))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +33,9 @@ def find_ends(frame: Frame, called: Frame, text: TokenText, configured: Iterable
     """`frame` renders without tools, `called` with one; `configured` are the stop ids of the model's files."""
     stops = frozenset(configured)
     user, reply = _turn("user", Hole(CONTEXT, 39)), _turn("assistant", _TEXT)
-    last = _first_after(text, _try(frame, [user, reply], gen=False), _TEXT)
-    then_user = _first_after(text, _try(frame, [user, reply, _turn("user", _NEXT)], gen=True), _TEXT)
-    reopened = _first_after(text, _try(frame, [user, reply], gen=True), _TEXT)
+    last = _first_after(text, frame.try_render([user, reply]), _TEXT)
+    then_user = _first_after(text, frame.try_render([user, reply, _turn("user", _NEXT)], gen=True), _TEXT)
+    reopened = _first_after(text, frame.try_render([user, reply], gen=True), _TEXT)
     opener = last is None and then_user is not None and then_user != reopened and then_user.id != eos_id
     markers: set[ControlToken] = set()
     closes = {token for token in (last, then_user) if token is not None}
@@ -59,28 +59,12 @@ def find_ends(frame: Frame, called: Frame, text: TokenText, configured: Iterable
     )
 
 
-def _turn(role: str, content: Hole) -> dict[str, object]:
+def _turn(role: str, content: Hole) -> JsonObject:
     return {"role": role, "content": content}
 
 
-def _call(called: Frame) -> dict[str, object]:
-    style = called.style
-    arguments = _ARGS if style.arguments_as_text else {"a": _ARGS}
-    function = {"name": called.tool_name, "arguments": arguments}
-    turn: dict[str, object] = {
-        "role": "assistant",
-        "tool_calls": [{"id": Hole(CONTEXT, 45), "type": "function", "function": function}],
-    }
-    if style.empty_content is not None:
-        turn["content"] = style.empty_content
-    return turn
-
-
-def _try(frame: Frame, turns: Sequence[object], *, gen: bool) -> str:
-    try:
-        return frame.render(turns, gen=gen)
-    except TransitionRefused:
-        return ""
+def _call(called: Frame) -> JsonObject:
+    return called.style.calling_turn(_CALL_ID, called.tool_name, _ARGS)
 
 
 def _tokens_after(text: TokenText, render: str, hole: Hole) -> list[ControlToken]:
@@ -94,9 +78,9 @@ def _first_after(text: TokenText, render: str, hole: Hole) -> ControlToken | Non
 
 def _result_marker(called: Frame, text: TokenText, user: object) -> ControlToken | None:
     """The marker that opens a tool turn behind a call."""
-    result = {"role": "tool", "content": _RESULT, "tool_call_id": Hole(CONTEXT, 45)}
-    alone = _tokens_after(text, _try(called, [user, _call(called)], gen=False), _ARGS)
-    more = _tokens_after(text, _try(called, [user, _call(called), result], gen=False), _ARGS)
+    result = {"role": "tool", "content": _RESULT, "tool_call_id": _CALL_ID}
+    alone = _tokens_after(text, called.try_render([user, _call(called)]), _ARGS)
+    more = _tokens_after(text, called.try_render([user, _call(called), result]), _ARGS)
     return more[len(alone)] if more[: len(alone)] == alone and len(more) > len(alone) else None
 
 
@@ -106,7 +90,7 @@ def _inside_turn(frame: Frame, called: Frame, text: TokenText, user: object) -> 
     found: set[int] = set()
     for turns in ([user, thought], [user, {**_call(called), "reasoning_content": _REASON, "thinking": _REASON}]):
         for renderer in (frame, called):
-            _, seen, rest = _try(renderer, turns, gen=False).partition(_REASON.placeholder)
+            _, seen, rest = renderer.try_render(turns).partition(_REASON.placeholder)
             within = re.split(f"{_TEXT.placeholder}|{_ARGS.placeholder}", rest)[0] if seen else ""
             found.update(item.id for item in text.split(within) if isinstance(item, ControlToken))
     return frozenset(found)

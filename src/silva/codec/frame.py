@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, cast
 
 from silva.codec.encoder import ControlToken, Part, TokenText
@@ -12,7 +14,6 @@ from silva.codec.lru import Lru
 from silva.codec.slots import (
     CONTEXT,
     FRAME,
-    NEW,
     CallStyle,
     DefinitionBuilder,
     Hole,
@@ -24,7 +25,7 @@ from silva.codec.slots import (
     text_part,
 )
 from silva.codec.template import ChatTemplate
-from silva.codec.transforms import NUM_PROBES, Skeleton, TextSlot, Transform, explain, probes
+from silva.codec.transforms import NUM_PROBES, Skeleton, Transform, explain, probes
 from silva.types import JsonObject, Message, ToolCall, TransitionRefused
 
 TextOf = Callable[[Hole], str]
@@ -37,14 +38,9 @@ def placeholder(hole: Hole) -> str:
     return hole.placeholder
 
 
-class Texts:
-    """Looks up the text of a hole in the regions' value lists."""
-
-    def __init__(self, frame: Sequence[str], context: Sequence[str], new: Sequence[str]):
-        self._regions = (frame, context, new)
-
-    def __call__(self, hole: Hole) -> str:
-        return self._regions[hole.region][hole.index]
+def lookup(*regions: Sequence[str]) -> TextOf:
+    """What gives the text (or kind) of a hole from one list per region, in the order FRAME, CONTEXT, NEW."""
+    return lambda hole: regions[hole.region][hole.index]
 
 
 class Frame:
@@ -77,7 +73,6 @@ class Frame:
         self.deltas: Lru[str, Any] = Lru(512)
         self.impure: Lru[str, Any] = Lru(512)
         self.wholes: Lru[bytes, Any] = Lru(16)
-        self._style: CallStyle | None = None
         self._lists = self._wants_lists()
 
     def _side(self, text_of: TextOf) -> tuple[list[object] | None, JsonObject]:
@@ -101,7 +96,7 @@ class Frame:
     def without_tools(self) -> Frame:
         """The same frame, knowing the same, but its renders are given no tools."""
         other = copy(self)
-        other._style, other._tools = self.style, None
+        other.style, other._tools = self.style, None
         other._plain_side, other._inert_side = (None, self._plain_side[1]), (None, self._inert_side[1])
         return other
 
@@ -109,8 +104,17 @@ class Frame:
     def has_tools(self) -> bool:
         return self._tools is not None
 
-    def builder(self, region: int) -> ShapeBuilder:
-        build = ShapeBuilder(Slots(region), self.words, self.style, self.image_part)
+    def texts(self, context: Sequence[str], new: Sequence[str]) -> TextOf:
+        """The texts of all holes. `context` and `new` are those of these regions."""
+        return lookup(self.slots.values, context, new)
+
+    def inert_texts(self, context: Sequence[str], new: Sequence[str]) -> TextOf:
+        """The same with a harmless letter in place of each control token's text."""
+        return lookup(self.inert, *(list(map(self.text.inert, texts)) for texts in (context, new)))
+
+    def builder(self, slots: Slots) -> ShapeBuilder:
+        """What turns messages into shapes for this frame; their texts gather in `slots`."""
+        build = ShapeBuilder(slots, self.words, self.style, self.image_part)
         for i, value in enumerate(self.slots.values):  # a call's name is the hole that its definition has
             build.slots.share(value, "name", Hole(FRAME, i))
         return build
@@ -119,13 +123,14 @@ class Frame:
         """Whether the template shows a text in a list of parts only (some of vision models do not look at strings)."""
         hole = Hole(CONTEXT, 0)
         turn = {"role": "user", "content": hole}
-        if hole.placeholder in self._try([turn]):
+        if hole.placeholder in self.try_render([turn]):
             return False
-        return hole.placeholder in self._try([{**turn, "content": [text_part(hole)]}])
+        return hole.placeholder in self.try_render([{**turn, "content": [text_part(hole)]}])
 
-    def _try(self, turns: Sequence[object]) -> str:
+    def try_render(self, turns: Sequence[object], *, gen: bool = False) -> str:
+        """The text of these turns; empty where the template refuses them."""
         try:
-            return self.render(turns, gen=False)
+            return self.render(turns, gen=gen)
         except TransitionRefused:
             return ""
 
@@ -142,7 +147,9 @@ class Frame:
     def _find_image_form(self, role: str) -> ImageForm | None:
         texts = [text_part(Hole(CONTEXT, i)) for i in range(2)]
         for part in IMAGE_PARTS:
-            whole, without = (self._try(self._small_chat(role, parts)) for parts in ([texts[0], part, texts[1]], texts))
+            whole, without = (
+                self.try_render(self._small_chat(role, parts)) for parts in ([texts[0], part, texts[1]], texts)
+            )
             shown = all(Hole(CONTEXT, i).placeholder in render for i in range(2) for render in (whole, without))
             mark = mark_of(whole, without, self.text) if shown else None
             if mark is not None:
@@ -155,13 +162,7 @@ class Frame:
         user: JsonObject = {"role": "user", "content": "u"}
         if role != "tool":
             return [turn, user] if role == "system" else [turn]
-        function: JsonObject = {"name": self.tool_name, "arguments": {"a": "b"}}
-        if self.style.arguments_as_text:
-            function["arguments"] = "{}"
-        call: JsonObject = {"id": _NINE_ID, "type": "function", "function": function}
-        calling: JsonObject = {"role": "assistant", "tool_calls": [call]}
-        if self.style.empty_content is not None:
-            calling["content"] = self.style.empty_content
+        calling = self.style.calling_turn(_NINE_ID, self.tool_name, "{}" if self.style.arguments_as_text else "b")
         return [user, calling, {**turn, "tool_call_id": _NINE_ID}]
 
     def check_images(self, pieces: Pieces, tree: Sequence[JsonObject]) -> None:
@@ -170,14 +171,9 @@ class Frame:
             forms = {message["role"]: self._image_form(message["role"]) for message in tree}
             check_images(pieces, tree, {role: form for role, form in forms.items() if form is not None})
 
-    @property
+    @cached_property
     def style(self) -> CallStyle:
         """How calls are given to this template; found at first use."""
-        if self._style is None:
-            self._style = self._find_style()
-        return self._style
-
-    def _find_style(self) -> CallStyle:
         forms = [(nine, text, empty) for nine in (False, True) for text in (False, True) for empty in (None, "")]
         for num_turns in (3, 2):
             for nine, text, empty in forms:
@@ -187,15 +183,9 @@ class Frame:
         return CallStyle(empty_content="")
 
     def _with_raw(self, style: CallStyle, num_turns: int) -> CallStyle:
-        as_text = CallStyle(arguments_as_text=True, empty_content=style.empty_content, nine_ids=style.nine_ids)
-        around = self._around_arguments(as_text, num_turns)
+        around = self._around_arguments(replace(style, arguments_as_text=True), num_turns)
         raw = around is not None and not (around[0].endswith('"') and around[1].startswith('"'))
-        return CallStyle(
-            arguments_as_text=style.arguments_as_text,
-            takes_raw=raw,
-            empty_content=style.empty_content,
-            nine_ids=style.nine_ids,
-        )
+        return replace(style, takes_raw=raw)
 
     def _around_arguments(self, style: CallStyle, num_turns: int) -> tuple[str, str] | None:
         """The text before and after a call's arguments, None where the template refuses the call or hides them.
@@ -228,7 +218,7 @@ class Frame:
     def learn(
         self,
         pieces: Pieces,
-        kinds: Texts,
+        kinds: TextOf,
         render: Callable[[TextOf], str],
         tree: Sequence[JsonObject],
         *,
@@ -257,15 +247,6 @@ class Frame:
             self.transforms.put(key, transform)
         return found
 
-    def skeleton(self, pieces: Pieces, transforms: Sequence[Transform]) -> Skeleton:
-        parts: list[str | TextSlot] = []
-        for i, piece in enumerate(pieces):
-            if isinstance(piece, Hole):
-                parts.append(TextSlot(piece, transforms[i // 2]))
-            elif piece:
-                parts.append(piece)
-        return tuple(parts)
-
     def items(self, skeleton: Skeleton) -> list[Part | ControlToken]:
         """The skeleton with its literals cut at control tokens."""
         out: list[Part | ControlToken] = []
@@ -293,6 +274,3 @@ def _name_of(tool: JsonObject) -> str:
     inner = tool.get("function", tool)
     name = cast("JsonObject", inner).get("name") if isinstance(inner, dict) else None
     return name if isinstance(name, str) else ""
-
-
-__all__ = ["CONTEXT", "FRAME", "NEW", "Frame", "Texts", "placeholder"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from silva.codec.encoder import ControlToken, TokenText
+from silva.codec.encoder import ControlToken, TokenText, common_prefix
 from silva.codec.slots import Hole
 from silva.types import JsonObject, TransitionRefused
 
@@ -26,7 +26,7 @@ class ImageForm:
 def mark_of(whole: str, without: str, text: TokenText) -> str | None:
     """What the first of two renders has more than the second, in one place, where a control token is in it."""
     num = len(whole) - len(without)
-    at = next((i for i, (a, b) in enumerate(zip(whole, without, strict=False)) if a != b), len(without))
+    at = common_prefix(whole, without)
     if num <= 0 or whole[at + num :] != without[at:]:
         return None
     mark = whole[at : at + num].strip()

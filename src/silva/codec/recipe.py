@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from silva.codec.encoder import ControlToken, Part, Program, TokenText, common_prefix
-from silva.codec.frame import Frame, TextOf
-from silva.codec.transforms import Skeleton, fill
+from silva.codec.frame import Frame, Pieces, TextOf, placeholder
+from silva.codec.transforms import Skeleton, fill, parse, skeleton
+from silva.types import JsonObject
 
 Items = Sequence["Part | ControlToken"]
 
@@ -38,12 +39,33 @@ class Recipe:
         return ids[:n], ids[n:]
 
 
+def learn_recipe(
+    frame: Frame,
+    whole: Pieces,
+    kinds: TextOf,
+    render: Callable[[TextOf, bool], str],
+    tree: Sequence[JsonObject],
+    *,
+    cached: bool,
+    first: bool,
+) -> Recipe:
+    """The recipe of `render`, whose text with generation prompt is `whole`.
+
+    `render` takes the texts of the holes and whether it writes the generation prompt. `cached` as in `Frame.learn`.
+    `first`: the render starts the sequence.
+    """
+    found = frame.learn(whole, kinds, lambda text_of: render(text_of, True), tree, cached=cached)
+    without = parse(render(placeholder, False))
+    plain = found
+    if whole[1::2] != without[1::2]:  # other holes, or in another order
+        plain = frame.learn(without, kinds, lambda text_of: render(text_of, False), tree, cached=False)
+    return make_recipe(frame, skeleton(whole, found), skeleton(without, plain), first=first)
+
+
 def make_recipe(frame: Frame, with_prompt: Skeleton, without_prompt: Skeleton, *, first: bool) -> Recipe:
     """The recipe of a render with generation prompt and of the same without. `first`: they start the sequence."""
     whole, without = frame.items(with_prompt), frame.items(without_prompt)
-    n = 0
-    while n < min(len(whole), len(without)) and whole[n] == without[n]:
-        n += 1
+    n = common_prefix(whole, without)
     compiled = frame.text.compile
     if _starts_clean(whole[n:]) and _starts_clean(without[n:]):
         return Recipe(with_prompt, compiled(whole[:n], first=first), compiled(whole[n:], first=False))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from silva.codec.frame import NEW, Frame, Pieces, TextOf, Texts
+from silva.codec.frame import Frame, Pieces, TextOf, lookup
 from silva.codec.images import text_holes
-from silva.codec.recipe import Recipe, make_recipe
-from silva.codec.slots import Hole, Slots, owner
-from silva.codec.transforms import Transform, parse
+from silva.codec.recipe import Recipe, learn_recipe
+from silva.codec.slots import NEW, Hole, Slots, owner
+from silva.codec.transforms import holes_of, parse
 from silva.types import JsonObject, Message, TransitionRefused
 
 CACHED_KEY_CHARS = 20_000
@@ -21,10 +21,10 @@ DEPENDS_ON_TEXT = (
 
 def encode_root(frame: Frame, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
     """Observation and opening ids of a conversation from its start."""
-    build = frame.builder(NEW)
+    build = frame.builder(Slots(NEW))
     tree = [build.message(message) for message in messages]
     slots = build.slots
-    inert = Texts(frame.inert, (), [frame.text.inert(value) for value in slots.values])
+    inert = frame.inert_texts((), slots.values)
     key = repr(tree)
     recipe: Recipe | None = frame.roots.get(key)
     if recipe is None:
@@ -34,7 +34,7 @@ def encode_root(frame: Frame, messages: Sequence[Message]) -> tuple[list[int], l
     elif not _proven(frame, recipe, tree, inert):
         # the texts matter after all, or a transform was learned in too narrow surroundings
         recipe = learn_root(frame, tree, slots, inert)
-    return recipe.encode(frame.text, Texts(frame.slots.values, (), slots.values))
+    return recipe.encode(frame.text, frame.texts((), slots.values))
 
 
 def learn_root(frame: Frame, tree: Sequence[JsonObject], slots: Slots, inert: TextOf) -> Recipe:
@@ -45,14 +45,13 @@ def learn_root(frame: Frame, tree: Sequence[JsonObject], slots: Slots, inert: Te
         raise error.at(error.field or _first_refused(frame, tree, str(error))) from error
     check_shown(whole, tree, late_from=1)
     frame.check_images(whole, tree)
-    kinds = Texts(frame.slots.kinds, (), slots.kinds)
-    without = parse(frame.render(tree, gen=False))
+    kinds = lookup(frame.slots.kinds, (), slots.kinds)
+
+    def render(text_of: TextOf, gen: bool) -> str:
+        return frame.render(tree, text_of, gen=gen)
+
     for cached in (True, False):
-        found = frame.learn(whole, kinds, lambda text_of: frame.render(tree, text_of, gen=True), tree, cached=cached)
-        plain = same_holes(found, whole, without) or frame.learn(
-            without, kinds, lambda text_of: frame.render(tree, text_of, gen=False), tree, cached=False
-        )
-        recipe = make_recipe(frame, frame.skeleton(whole, found), frame.skeleton(without, plain), first=True)
+        recipe = learn_recipe(frame, whole, kinds, render, tree, cached=cached, first=True)
         if _proven(frame, recipe, tree, inert):
             return recipe
     raise TransitionRefused(DEPENDS_ON_TEXT, field=_first_difference(frame, recipe, tree, inert))
@@ -62,11 +61,6 @@ def _proven(frame: Frame, recipe: Recipe, tree: Sequence[JsonObject], inert: Tex
     return frame.render(tree, inert, gen=True, inert=True) == recipe.text(inert)
 
 
-def same_holes(found: list[Transform], whole: Pieces, without: Pieces) -> list[Transform] | None:
-    """The transforms for the render without generation prompt, where it has the same holes in the same order."""
-    return found if whole[1::2] == without[1::2] else None
-
-
 def check_shown(pieces: Pieces, tree: Sequence[JsonObject], *, late_from: int, everywhere: str = "") -> None:
     """Raise TransitionRefused unless user, tool and later system texts stand in the render, in their order.
 
@@ -74,9 +68,7 @@ def check_shown(pieces: Pieces, tree: Sequence[JsonObject], *, late_from: int, e
     is the whole render, where `pieces` are only the end of it.
     """
     places: dict[Hole, int] = {}
-    for i in range(1, len(pieces), 2):
-        hole = pieces[i]
-        assert isinstance(hole, Hole)
+    for i, hole in enumerate(holes_of(pieces)):
         places.setdefault(hole, i)
     last = -1
     for i, message in enumerate(tree):

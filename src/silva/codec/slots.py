@@ -161,6 +161,14 @@ class CallStyle:
     empty_content: str | None = None
     nine_ids: bool = False
 
+    def calling_turn(self, call_id: str | Hole, name: str, argument: str | Hole) -> JsonObject:
+        """An assistant turn without text that makes one call."""
+        arguments = argument if self.arguments_as_text else {"a": argument}
+        turn: JsonObject = {"role": "assistant", "tool_calls": [call_part(call_id, name, arguments)]}
+        if self.empty_content is not None:
+            turn["content"] = self.empty_content
+        return turn
+
 
 def safe_id(value: str, nine: bool) -> str:
     """The id as it is rendered: itself where it is harmless (and has nine characters, if needed), else a digest."""
@@ -171,13 +179,13 @@ def safe_id(value: str, nine: bool) -> str:
     return digest[:9] if nine else f"call_{digest[:16]}"
 
 
+def call_part(call_id: str | Hole, name: str | Hole, arguments: object) -> JsonObject:
+    """One call of an assistant turn, as templates read it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def text_part(text: str | Hole) -> JsonObject:
     return {"type": "text", "text": text}
-
-
-def no_image(role: str) -> JsonObject | None:
-    """Says that a template has no place for images, whatever the role."""
-    return None
 
 
 class ShapeBuilder:
@@ -191,7 +199,7 @@ class ShapeBuilder:
         slots: Slots,
         words: Words,
         style: CallStyle,
-        image_part: Callable[[str], JsonObject | None] = no_image,
+        image_part: Callable[[str], JsonObject | None] = lambda role: None,
     ):
         self.slots = slots
         self._image_part = image_part
@@ -202,9 +210,11 @@ class ShapeBuilder:
         out: JsonObject = {"role": message.role}
         if message.role == "assistant":
             if message.reasoning:
-                self._reasoning(out, self._text(message.reasoning, "assistant.reasoning"))
+                # two names, as transformers passes it: most templates read the first, harmony ones the second
+                text = self._text(message.reasoning, "assistant.reasoning")
+                out["reasoning_content"] = out["thinking"] = text
             if message.tool_calls:
-                out["tool_calls"] = [self.call(call) for call in message.tool_calls]
+                out["tool_calls"] = [self._call(call) for call in message.tool_calls]
             if message.content or not message.tool_calls:
                 out["content"] = self._text(message.content, "assistant.content")
             elif self._style.empty_content is not None:
@@ -213,7 +223,7 @@ class ShapeBuilder:
         kind = f"{message.role}.content"
         out["content"] = self._parts(message, kind) if message.parts else self._text(message.content, kind)
         if message.tool_call_id is not None:
-            out["tool_call_id"] = self.id(message.tool_call_id)
+            out["tool_call_id"] = self._id(message.tool_call_id)
         return out
 
     def _parts(self, message: Message, kind: str) -> list[JsonObject] | str | Hole:
@@ -224,20 +234,13 @@ class ShapeBuilder:
             text_part(self._text(part, f"{kind}.part")) if isinstance(part, str) else image for part in message.parts
         ]
 
-    @staticmethod
-    def _reasoning(out: JsonObject, text: str | Hole) -> None:
-        # two names, as transformers passes it: most templates read the first, harmony ones the second
-        out["reasoning_content"] = text
-        out["thinking"] = text
+    def _call(self, call: ToolCall) -> JsonObject:
+        return call_part(self._id(call.id), self._name(call.name), self._arguments(call.arguments))
 
-    def call(self, call: ToolCall) -> JsonObject:
-        function = {"name": self.name(call.name), "arguments": self._arguments(call.arguments)}
-        return {"id": self.id(call.id), "type": "function", "function": function}
-
-    def id(self, value: str) -> Hole:
+    def _id(self, value: str) -> Hole:
         return self.slots.shared(safe_id(value, self._style.nine_ids), "id")
 
-    def name(self, value: str) -> str | Hole:
+    def _name(self, value: str) -> str | Hole:
         return value if value and self._words.plain(value) else self._shared_text(value, "name")
 
     def _text(self, value: str, kind: str) -> str | Hole:
@@ -277,17 +280,10 @@ def parse_arguments(raw: str) -> JsonObject | None:
     return cast("JsonObject", value) if _depth_ok(value, MAX_DEPTH) and isinstance(value, dict) else None
 
 
-def _items(value: object) -> list[object] | None:
-    """What a JSON container holds, None for other values."""
-    if isinstance(value, dict):
-        return list(cast("JsonObject", value).values())
-    return cast("list[object]", value) if isinstance(value, list) else None
-
-
 def _depth_ok(value: object, left: int) -> bool:
-    items = _items(value)
-    if items is None:
+    if not isinstance(value, dict | list):
         return True
+    items = cast("JsonObject", value).values() if isinstance(value, dict) else cast("list[object]", value)
     return left > 0 and all(_depth_ok(item, left - 1) for item in items)
 
 

@@ -31,8 +31,6 @@ TEMPLATE_ERRORS = (
 )
 """What running a template on data may raise."""
 
-FORCED_NAMES = ("messages", "tools", "documents", "add_generation_prompt")
-
 
 class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}`: marks assistant text in training templates. Here it renders its body and nothing else."""

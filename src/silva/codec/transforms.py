@@ -18,11 +18,9 @@ class Transform:
     quote: str = ""
 
     def apply(self, text: str) -> str:
-        if self.trim == "lr":
-            text = text.strip(self.chars)
-        elif self.trim == "l":
+        if "l" in self.trim:
             text = text.lstrip(self.chars)
-        elif self.trim == "r":
+        if "r" in self.trim:
             text = text.rstrip(self.chars)
         if self.quote:
             text = json.dumps(text, ensure_ascii=self.quote == "ascii")[1:-1]
@@ -99,6 +97,17 @@ def explain(pieces: Sequence[str | Hole], renders: Sequence[str], probed: set[Ho
         else:
             return hole
     return found if all(a == len(text) for a, text in zip(at, renders, strict=True)) else hole
+
+
+def skeleton(pieces: Sequence[str | Hole], transforms: Sequence[Transform]) -> Skeleton:
+    """A parsed render with the transform of each hole, without empty literals."""
+    slots = iter(transforms)
+    return tuple(TextSlot(piece, next(slots)) if isinstance(piece, Hole) else piece for piece in pieces if piece)
+
+
+def holes_of(pieces: Sequence[str | Hole]) -> list[Hole]:
+    """The holes of a parsed render, in order."""
+    return [piece for piece in pieces if isinstance(piece, Hole)]
 
 
 def fill(skeleton: Skeleton, text_of: Callable[[Hole], str]) -> str:

@@ -12,26 +12,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
-from silva.codec.delta import (
-    AnsweredTurn,
-    DeltaLearner,
-    DeltaRecipe,
-    Form,
-    ImpureTransition,
-    Tree,
-    only_moved,
-    proven,
-    without_close,
-)
+from silva.codec.delta import AnsweredTurn, DeltaLearner, DeltaRecipe, Form, ImpureTransition, Step, Tree, only_moved
 from silva.codec.deltas import Past, SampledTail, TurnDelta
 from silva.codec.ends import TurnEnds
-from silva.codec.frame import NEW, Frame, Texts
+from silva.codec.frame import Frame
 from silva.codec.late_system import encode_late_system
 from silva.codec.root import DEPENDS_ON_TEXT
-from silva.codec.slots import CONTEXT, FRAME, Hole, ShapeBuilder, Slots
-from silva.codec.transforms import parse
+from silva.codec.slots import CONTEXT, Hole, materialise
+from silva.codec.transforms import holes_of, parse
 from silva.types import JsonObject, Message, TransitionRefused
 
 _HISTORY = "the history"
@@ -80,46 +69,30 @@ def encode_whole(
 
 def _encode(frame: Frame, ends: TurnEnds, tail: SampledTail, past: Past, messages: Sequence[Message]) -> TurnDelta:
     context = AnsweredTurn(frame, tail.message)
-    history = _history(frame, context, past)
-    build = frame.builder(NEW)
-    build.slots.share_all(context.slots)
-    tree = [build.message(message) for message in messages]
-    shape = repr((context.key, history.num_given, history.tree, tree))
+    build = frame.builder(context.slots)
+    history = history_of([build.message(message) for message in past.messages], past.num_given)
+    step = Step.of(frame, ends, context, messages)
+    shape = repr((context.key, history.num_given, history.tree, step.tree))
     key = hashlib.blake2b(shape.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     found: Found | None = frame.wholes.get(key)
-    if found is None or not found.holds(context, tree, build.slots):
-        found = learn_whole(frame, ends, context, history, tree, build.slots)
+    if found is None or not found.proven_by(step):
+        found = learn_whole(step, history)
         frame.wholes.put(key, found)
-    texts = Texts(frame.slots.values, _texts(context), build.slots.values)
-    observation, opening = found.known.recipe.encode(frame.text, texts)
-    return without_close(ends, tail, found.known.close, observation, opening)
-
-
-def _history(frame: Frame, context: AnsweredTurn, past: Past) -> History:
-    build = ShapeBuilder(context.slots, frame.words, frame.style, frame.image_part)
-    for i, value in enumerate(frame.slots.values):
-        build.slots.share(value, "name", Hole(FRAME, i))
-    return history_of([build.message(message) for message in past.messages], past.num_given)
+    return step.encode(found.known, _texts(context), tail)
 
 
 def history_of(tree: Tree, num_given: int | None = None) -> History:
     """A history from its shape. `num_given` None: nothing but its first turns, up to an answer, was given."""
     if num_given is None:
         num_given = next((i for i, turn in enumerate(tree) if turn["role"] == "assistant"), len(tree))
-    spoken = [hole for turn in tree if turn["role"] == "assistant" for hole in _holes(turn)]
+    spoken: set[Hole] = set()
+
+    def note(hole: Hole) -> str:
+        spoken.add(hole)
+        return ""
+
+    materialise([turn for turn in tree if turn["role"] == "assistant"], note)
     return History(tree, num_given, frozenset(spoken))
-
-
-def _holes(tree: object) -> Iterator[Hole]:
-    if isinstance(tree, Hole):
-        yield tree
-    elif isinstance(tree, dict):
-        for key, value in cast("dict[object, object]", tree).items():
-            yield from _holes(key)
-            yield from _holes(value)
-    elif isinstance(tree, list):
-        for item in cast("list[object]", tree):
-            yield from _holes(item)
 
 
 def _texts(context: AnsweredTurn) -> list[str]:
@@ -134,18 +107,14 @@ class Found:
     known: DeltaRecipe
     frame: Frame
 
-    def holds(self, context: AnsweredTurn, tree: Tree, slots: Slots) -> bool:
+    def proven_by(self, step: Step) -> bool:
         """Whether the template writes the same for the real (inert) texts."""
-        frame = self.frame
-        before, new = ([frame.text.inert(text) for text in texts] for texts in (_texts(context), slots.values))
-        return proven(frame, self.known, tree, Texts(frame.inert, before, new))
+        return replace(step, frame=self.frame).proves(self.known, _texts(step.context))
 
 
-def learn_whole(
-    frame: Frame, ends: TurnEnds, context: AnsweredTurn, history: History, tree: Tree, slots: Slots
-) -> Found:
+def learn_whole(step: Step, history: History) -> Found:
     """Learn a delta behind a history, proven on the real (inert) texts of both."""
-    learner = Whole(frame, ends, context, history, tree, slots)
+    learner = Whole(step, history)
     try:
         return learner.proven()
     except TransitionRefused as error:
@@ -162,8 +131,8 @@ def learn_whole(
 class Whole(DeltaLearner):
     """Learns a delta behind one given history."""
 
-    def __init__(self, frame: Frame, ends: TurnEnds, context: AnsweredTurn, history: History, tree: Tree, slots: Slots):
-        super().__init__(frame, ends, context, tree, slots, None)
+    def __init__(self, step: Step, history: History):
+        super().__init__(step, None)
         self._prefixes = {_HISTORY: history.tree}
         self._history = history
         self._cut_text = ""
@@ -171,9 +140,9 @@ class Whole(DeltaLearner):
     def proven(self) -> Found:
         for cached in (True, False):
             found = Found(self.learn(cached=cached), self._frame)
-            if found.holds(self._context, self._tree, self._slots):
+            if found.proven_by(self._step):
                 return found
-        raise TransitionRefused(DEPENDS_ON_TEXT, field="messages[0]" if len(self._tree) == 1 else None)
+        raise TransitionRefused(DEPENDS_ON_TEXT, field=self._step.only_field)
 
     def _compare(self, form: Form, turn: JsonObject, tail: str, known: str) -> tuple[tuple[str, bool], ...]:
         """Refuse the step unless the render still holds the history as it was read."""
@@ -184,7 +153,7 @@ class Whole(DeltaLearner):
         if fault is not None:
             raise ImpureTransition(
                 f"the chat template {fault}, and what it writes next depends on the history",
-                field="messages[0]" if self._tree else None,
+                field=self._step.first_field,
             )
         return ()
 
@@ -230,7 +199,7 @@ class Whole(DeltaLearner):
 
     def _refuse_foreign(self, pieces: Sequence[str | Hole]) -> None:
         kinds = self._context.slots.kinds
-        if any(isinstance(p, Hole) and p.region == CONTEXT and kinds[p.index] not in ("id", "name") for p in pieces):
+        if any(hole.region == CONTEXT and kinds[hole.index] not in ("id", "name") for hole in holes_of(pieces)):
             super()._refuse_foreign(pieces)
 
     def first_seen(self) -> Iterator[Whole]:
@@ -241,7 +210,7 @@ class Whole(DeltaLearner):
         for kept in histories:
             for shown in frames:
                 if shown is not frame or kept is not history:
-                    yield Whole(shown, self._ends, self._context, kept, self._tree, self._slots)
+                    yield Whole(replace(self._step, frame=shown), kept)
 
     def left_out_was_seen(self, full: Whole) -> bool:
         """Whether `full` writes the same and besides only what its history began with and what it has moved here."""
