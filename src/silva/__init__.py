@@ -5,7 +5,7 @@
     run = silva.open_run("run.toml")
     result = await run.train()
 
-`open_run` is the door; `run/open_run.py` shows what it takes and returns. Names are loaded when they are first used, so
+`open_run` is the door; `run/run.py` shows what it takes and returns. Names are loaded when they are first used, so
 `import silva` stays light.
 """
 

@@ -12,7 +12,7 @@ from silva.config.checks import Command, validate, validate_judgement
 from silva.config.options import RunConfig
 from silva.config.parse import from_values
 from silva.config.training_checks import training_warnings
-from silva.run.learner_settings import build_schedule, policy_config
+from silva.run.build_learner import build_schedule, policy_config
 from silva.run.settings import credit_of
 from silva.train.advantages import AdvantageConfig
 from silva.train.algorithms import ALGORITHMS, SPECIAL_OPTIONS

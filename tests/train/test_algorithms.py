@@ -31,7 +31,7 @@ from silva.config.options import RunConfig
 from silva.config.parse import from_values
 from silva.config.training_checks import check_algorithm
 from silva.credit.assign import assign_group_credit
-from silva.run.learner_settings import policy_config
+from silva.run.build_learner import policy_config
 from silva.run.settings import credit_of
 from silva.train.advantages import TokenAdvantages
 from silva.train.algorithms import ALGORITHMS, SPECIAL_OPTIONS, Algorithm

@@ -16,7 +16,7 @@ from train_tiny import make_sample, write_least_model
 from silva.config.options import RunConfig
 from silva.credit.assign import assign_group_credit
 from silva.credit.reward import MAX_ABS_REWARD, check_reward
-from silva.run.learner_settings import critic_config, policy_config
+from silva.run.build_learner import critic_config, policy_config
 from silva.run.run_loop import mean_metrics
 from silva.train.algorithms import ALGORITHMS
 from silva.train.critic import ValueTrainer

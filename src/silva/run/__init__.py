@@ -6,7 +6,7 @@ Consumes options (`RunConfig`), datasets and what a caller injects (engine, runn
 Invariant: every part has one owner, an exit stack, so that a run that ends early (an error, a cancelled task) ends its
 agents and writes its ledger before the error is seen.
 
-Open first: `open_run.py` (the door), then `train_run.py`, `runtime.py` (what runs) and `loop.py` (what happens when).
+Open first: `run.py` (the door), then `train_run.py`, `runtime.py` (what runs) and `run_loop.py` (what happens when).
 """
 
 from silva.run.check import Checks

@@ -83,11 +83,12 @@ async def replay_recording(config: RunConfig, path: Path) -> JsonObject:
         remedies: list[str] = []
         if not first.linear:
             tried = list(_variants(config, answers))
-            works = [flags for flags, other in tried if (await _replay(other, codec, requests, answers)).linear]
-            if not works and len(tried) > 1:
-                every = await _replay(_merged(config, tried), codec, requests, answers)
-                works = [" ".join(flags for flags, _ in tried)] if every.linear else []
-            remedies = works
+            for flags, changes in tried:
+                if (await _replay(replace(config, **changes), codec, requests, answers)).linear:
+                    remedies.append(flags)
+            if not remedies and len(tried) > 1:
+                every = await _replay(replace(config, **_merged(tried)), codec, requests, answers)
+                remedies = [" ".join(flags for flags, _ in tried)] if every.linear else []
         found.append(
             {
                 "session": name,
@@ -107,28 +108,25 @@ async def replay_recording(config: RunConfig, path: Path) -> JsonObject:
     }
 
 
-def _variants(config: RunConfig, answers: Sequence[Message | None]) -> Iterator[tuple[str, RunConfig]]:
-    """Options that may help, each alone, with the flags that set them."""
+def _variants(config: RunConfig, answers: Sequence[Message | None]) -> Iterator[tuple[str, dict[str, object]]]:
+    """Options that may help, each alone: the flags that set them, and their values."""
     in_force = {profile.name for profile in parse_profiles(config.agentic_profiles)}
     for name in PROFILES:
         if name not in in_force:
-            yield f"--agentic-profiles {name}", replace(config, agentic_profiles=[*sorted(in_force), name])
+            yield f"--agentic-profiles {name}", {"agentic_profiles": [*sorted(in_force), name]}
     if config.agentic_echo_match == "exact":
-        yield "--agentic-echo-match lenient", replace(config, agentic_echo_match="lenient")
+        yield "--agentic-echo-match lenient", {"agentic_echo_match": "lenient"}
     said = [answer for answer in answers if answer is not None]
     if config.agentic_tool_call_parser == NONE and any(answer.tool_calls for answer in said):
-        yield "--agentic-tool-call-parser auto", replace(config, agentic_tool_call_parser="auto")
+        yield "--agentic-tool-call-parser auto", {"agentic_tool_call_parser": "auto"}
     if config.agentic_reasoning_parser == NONE and any(answer.reasoning for answer in said):
-        yield "--agentic-reasoning-parser auto", replace(config, agentic_reasoning_parser="auto")
+        yield "--agentic-reasoning-parser auto", {"agentic_reasoning_parser": "auto"}
 
 
-def _merged(config: RunConfig, tried: Sequence[tuple[str, RunConfig]]) -> RunConfig:
+def _merged(tried: Sequence[tuple[str, dict[str, object]]]) -> dict[str, object]:
     """All variants at once."""
-    names = {flags.split()[0][2:].replace("-", "_") for flags, _ in tried}
-    values: dict[str, object] = {}
-    for name in names:
-        values[name] = [AUTO] if name == "agentic_profiles" else "lenient" if name.endswith("match") else "auto"
-    return replace(config, **values)
+    values = {name: value for _, changes in tried for name, value in changes.items()}
+    return values | {name: [AUTO] for name in values if name == "agentic_profiles"}
 
 
 def _client_settings(first: Replayed, requests: Sequence[RecordedRequest], remedies: Sequence[str]) -> list[str]:

@@ -83,18 +83,15 @@ async def open_runtime(
     run_id, clock = run_id_of(run_dir), SystemClock()
     async with AsyncExitStack() as stack:
         user_code = user_code or await open_user_code(config, run_dir, run_id, stack)
-        recovered: Recovered | None = None
         open_ledger = RunLedger if recover_step is None else RunLedger.open_existing
         ledger = open_ledger(run_dir, clock=clock)
         stack.callback(ledger.close)
         await asyncio.to_thread(sweep_run, run_id)
-        if recover_step is not None:
-            recovered = await asyncio.to_thread(lambda: ledger.recover(train_step=recover_step))
+        recovered = None if recover_step is None else await asyncio.to_thread(ledger.recover, train_step=recover_step)
         write_config_file(config, run_dir / "config.toml")
         codec = await asyncio.to_thread(load_codec, config)
         hf_dir = engine_dir or Path(str(config.hf_checkpoint))
-        build = setup.engine_factory
-        engine = await asyncio.to_thread(lambda: build(config, codec, clock, hf_dir=hf_dir, version=version))
+        engine = await asyncio.to_thread(setup.engine_factory, config, codec, clock, hf_dir=hf_dir, version=version)
         await engine.start()
         stack.push_async_callback(engine.close)
         exporter, leases = Exporter(config), Leases(engine)

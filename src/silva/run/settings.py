@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from silva.config import RunConfig, min_group_size, one_context_reason
-from silva.credit import CreditFunction, CreditShare
+from silva.credit import CreditFunction
 from silva.judge import GroupSettings
 from silva.train import ALGORITHMS, credit_function
 from silva.types import Mode
@@ -62,8 +62,3 @@ def credit_of(config: RunConfig) -> CreditFunction:
     return credit_function(
         ALGORITHMS[config.advantage_estimator], std_normalization=not config.disable_grpo_std_normalization
     )
-
-
-def credit_share(config: RunConfig) -> CreditShare:
-    """How the credit of a session's reward reaches its contexts."""
-    return config.agentic_credit or "shared"

@@ -11,7 +11,6 @@ from silva.config import RunConfig, write_config_file
 from silva.data import Dataset
 from silva.rollout import FailureBudget, GroupRunner, RecordedGroups
 from silva.run.assembly import build_report, open_groups, open_producer
-from silva.run.build_learner import open_learner
 from silva.run.evaluator import Evaluator
 from silva.run.parts import run_id_of
 from silva.run.prepared import Prepared
@@ -38,6 +37,8 @@ async def train(setup: RunSetup, prepared: Prepared) -> RunResult:
         # before the models, which take longer to load than a function that cannot work
         user_code = await open_user_code(config, run_dir, run_id_of(run_dir), stack, trains=trains)
         if trains:
+            from silva.run.build_learner import open_learner  # it imports torch
+
             backend = await open_learner(config, stack, user_code, num_rollout=prepared.num_rollout)
         if folder is not None:
             assert backend is not None
@@ -78,6 +79,8 @@ async def train(setup: RunSetup, prepared: Prepared) -> RunResult:
 
 async def train_on_records(setup: RunSetup) -> RunResult:
     """Training on the dumps of another run. It has neither prompts nor sessions, so there is no run ledger."""
+    from silva.run.build_learner import open_learner  # it imports torch
+
     config, run_dir, say = setup.config, setup.run_dir, setup.watcher.say
     used = [name for name in (DB_NAME, METRICS_NAME) if (run_dir / name).exists()]
     if used:

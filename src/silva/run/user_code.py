@@ -22,7 +22,7 @@ from silva.judge import (
     UserFunction,
     UserFunctionPool,
 )
-from silva.run.settings import credit_of, credit_share
+from silva.run.settings import credit_of
 from silva.train.custom_tis import TIS_PARAMS, CustomTis
 from silva.types import ConfigError, OptionsView
 
@@ -36,10 +36,13 @@ class UserCode:
     """Functions by their use; None where the options name none."""
 
     reward: UserFunction | None = None
+    """Gives rewards, to each sample or with --group-rm to a group; None without --custom-rm-path."""
     advantage: UserFunction | None = None
+    """Gives credit to the contexts of a group; None without --agentic-custom-advantage-path."""
     advantage_takes_group: bool = False
     """Whether the advantage function has a second parameter, for the group."""
     tis: UserFunction | None = None
+    """Gives the TIS weights of a sequence; None without --custom-tis-function-path, or where nothing trains."""
 
 
 async def open_user_code(
@@ -94,7 +97,9 @@ def build_credit(config: RunConfig, user_code: UserCode) -> CreditStage:
     """What gives the contexts of training groups their credit before the groups count."""
     if user_code.advantage is None:
         return GroupCredit(
-            credit_of=credit_of(config), share=credit_share(config), shared_prefix=config.agentic_shared_prefix
+            credit_of=credit_of(config),
+            share=config.agentic_credit or "shared",
+            shared_prefix=config.agentic_shared_prefix,
         )
     return CustomAdvantage(
         user_code.advantage,

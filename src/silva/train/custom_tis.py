@@ -6,6 +6,7 @@ import asyncio
 import logging
 import reprlib
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,27 +28,23 @@ class _WrongWeights(SilvaError):
     """The function returned something that is not weights; the text says why."""
 
 
+@dataclass(frozen=True, slots=True)
 class CustomTis:
     """Calls a user function once per sequence (a context), with its trainable tokens alone.
 
-    `failed` is the error of a function that gave no value. A sequence without usable weights has weight 0 throughout
-    and is named in the log; if that happens to all sequences of a step, RunStopped is raised. Other errors pass.
+    A sequence without usable weights has weight 0 throughout and is named in the log; if that happens to all sequences
+    of a step, RunStopped is raised. Other errors than `failed` pass.
     """
 
-    def __init__(
-        self,
-        function: Callable[[object, list[float], list[float]], Awaitable[object]],
-        *,
-        options: object,
-        failed: type[SilvaError],
-        path: str,
-    ):
-        """`options` is what the function gets as `args`; `path` is named in errors."""
-        self._function = function
-        self._options = options
-        self._failed = failed
-        self._path = path
-        self._places = asyncio.Semaphore(_AT_ONCE)
+    function: Callable[[object, list[float], list[float]], Awaitable[object]]
+    """The user function, called with `options`, log-probs of the old policy and recorded log-probs."""
+    options: object
+    """What the function gets as `args`."""
+    failed: type[SilvaError]
+    """The error of a function that gave no value."""
+    path: str
+    """The function's name in errors."""
+    _places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE), init=False)
 
     async def __call__(self, samples: Sequence[TrainingSample], old: PerSample, masks: Masks) -> TokenWeights:
         """Weights from the log-probs `old` under the old policy, one array [T] per sample."""
@@ -79,13 +76,13 @@ class CustomTis:
         """The weights of one sequence, or why there are none."""
         async with self._places:
             try:
-                value = await self._function(self._options, old_N.tolist(), rollout_N.tolist())
-            except self._failed as error:
+                value = await self.function(self.options, old_N.tolist(), rollout_N.tolist())
+            except self.failed as error:
                 return error
         try:
             return read_weights(value, len(old_N))
         except _WrongWeights as error:
-            return _WrongWeights(f"{self._path} {error}")
+            return _WrongWeights(f"{self.path} {error}")
 
 
 def read_weights(value: object, num_tokens: int) -> NDArray[np.float64]:

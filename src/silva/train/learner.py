@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -69,71 +69,66 @@ class TorchThread:
         self._pool.shutdown(wait=True)
 
 
+@dataclass(frozen=True, slots=True)
 class LocalScorer:
-    """A model of this process as a Scorer.
+    """A model of this process as a Scorer."""
 
-    Samples of more than `max_len` tokens (None: no limit) get NaN. `name` is for messages.
-    """
-
-    def __init__(
-        self, model: ComputesLogprobs, thread: TorchThread, *, max_len: int | None = None, name: str = "the model"
-    ):
-        self._model, self._thread = model, thread
-        self._max_len, self._name = max_len, name
+    model: ComputesLogprobs
+    """Computes the log-probs."""
+    thread: TorchThread
+    """The thread that it belongs to."""
+    max_len: int | None = None
+    """Samples of more tokens get NaN; None is no limit."""
+    name: str = "the model"
+    """What messages call it."""
 
     async def score(self, samples: Samples) -> PerSample:
         """Raises RunStopped where all samples with trainable tokens are too long."""
-        limit = self._max_len
+        limit = self.max_len
         if limit is None or all(len(sample.token_ids) <= limit for sample in samples):
-            return await self._thread.run(self._model.compute_logprobs, samples)
+            return await self.thread.run(self.model.compute_logprobs, samples)
         fit = [sample for sample in samples if len(sample.token_ids) <= limit]
         too_long = [
             Unscored(sample=sample, reason=f"it has {len(sample.token_ids)} tokens, the model takes {limit}")
             for sample in samples
             if len(sample.token_ids) > limit and any(sample.loss_mask)
         ]
-        tell_unscored(self._name, too_long, len(too_long) + sum(any(sample.loss_mask) for sample in fit))
-        scores = iter(await self._thread.run(self._model.compute_logprobs, fit))
+        tell_unscored(self.name, too_long, len(too_long) + sum(any(sample.loss_mask) for sample in fit))
+        scores = iter(await self.thread.run(self.model.compute_logprobs, fit))
         return [
             next(scores) if len(sample.token_ids) <= limit else np.full(len(sample.token_ids), np.nan)
             for sample in samples
         ]
 
 
+@dataclass(eq=False)
 class Learner:
-    """The TrainBackend of this process. Owns the policy and what its objective asks for: `reference`, `teacher`,
-    `critic`, `weigh_tokens`.
+    """The TrainBackend of this process. Owns the policy and what its objective needs."""
 
-    `fingerprints` of the folders of such models go into checkpoints, so that a resumed run has the same.
-    """
-
-    def __init__(
-        self,
-        policy: PolicyTrainer,
-        thread: TorchThread,
-        *,
-        schedule: Schedule | None = None,
-        options: StepOptions | None = None,
-        reference: Scorer | None = None,
-        teacher: Scorer | None = None,
-        critic: ValueTrainer | None = None,
-        weigh_tokens: CustomTis | None = None,
-        fingerprints: Mapping[str, str] | None = None,
-        version: int = 0,
-    ):
-        self.policy = policy
-        self._thread = thread
-        self._schedule = schedule or Schedule()
-        self._options = options or StepOptions()
-        self._reference, self._teacher, self._critic = reference, teacher, critic
-        self._weigh_tokens = weigh_tokens
-        self._fingerprints = dict(fingerprints or {})
-        self.version = version
-        """The weight version in training: updates since the start model."""
+    policy: PolicyTrainer
+    """The model in training."""
+    thread: TorchThread
+    """Everything here that blocks runs in it."""
+    schedule: Schedule = field(default_factory=Schedule, kw_only=True)
+    """The course of the learning rates."""
+    options: StepOptions = field(default_factory=StepOptions, kw_only=True)
+    """What a rollout step trains."""
+    reference: Scorer | None = field(default=None, kw_only=True)
+    """The reference model of the KL; None without one."""
+    teacher: Scorer | None = field(default=None, kw_only=True)
+    """The teacher of distillation; None without one. It may be the same object as `reference`."""
+    critic: ValueTrainer | None = field(default=None, kw_only=True)
+    """The value model that learns beside the policy; None without one."""
+    weigh_tokens: CustomTis | None = field(default=None, kw_only=True)
+    """Gives TIS weights by a user function; None without one."""
+    fingerprints: Mapping[str, str] = field(default_factory=dict[str, str], kw_only=True)
+    """The fingerprint of each model beside the policy, by folder. A resumed run must have the same ones."""
+    version: int = field(default=0, kw_only=True)
+    """The weight version in training: updates since the start model."""
 
     async def logprobs(self, samples: Samples) -> PerSample:
         """Log-probs under the weights in training, one array [T] per sample, 0.0 where the mask is 0."""
-        return await self._thread.run(self.policy.compute_logprobs, samples)
+        return await self.thread.run(self.policy.compute_logprobs, samples)
 
     def leave_out_too_long(self, samples: Samples) -> tuple[list[TrainingSample], int]:
         """The samples that can be trained, and how many are too long for a row (named in the log)."""
@@ -157,13 +152,13 @@ class Learner:
         signals, masks, counts = await self._prepare(samples, parts)
         results: list[StepResult] = []
         for step, part in enumerate(parts):
-            result = await self._thread.run(
+            result = await self.thread.run(
                 self._step,
                 [samples[i] for i in part],
                 signals.of(part),
                 [masks[i] for i in part],
-                scale=self._schedule.scale(rollout_step, step, num_steps),
-                critic_only=rollout_step < self._options.num_critic_only_steps,
+                scale=self.schedule.scale(rollout_step, step, num_steps),
+                critic_only=rollout_step < self.options.num_critic_only_steps,
             )
             results.append(replace(result, metrics=result.metrics | counts))
         self.version += 1
@@ -175,7 +170,7 @@ class Learner:
         """Signals, the masks that the steps go by, and what was counted on the way."""
         counts: dict[str, float] = {}
         masks: Masks = [sample.loss_mask for sample in samples]
-        limit = self._options.max_token_staleness
+        limit = self.options.max_token_staleness
         if limit is not None:
             masks = fresh_masks(samples, version=self.version, max_staleness=limit)
             stale = sum(sample.num_trainable - sum(mask) for sample, mask in zip(samples, masks, strict=True))
@@ -186,8 +181,8 @@ class Learner:
             masks = masks_of_scored(samples, signals.reference, masks)
         if signals.teacher is not None:
             counts["train/opd_unscored"] = float(num_unscored(masks, signals.teacher))
-        if self._weigh_tokens is not None and signals.old is not None:
-            weighed = await self._weigh_tokens(samples, signals.old, masks)
+        if self.weigh_tokens is not None and signals.old is not None:
+            weighed = await self.weigh_tokens(samples, signals.old, masks)
             signals = replace(signals, tis_weights=weighed.weights)
             counts["train/custom_tis_failed"] = float(weighed.num_failed)
         return signals, masks, counts
@@ -198,19 +193,19 @@ class Learner:
         old: PerSample | None = None
         if config.objective.rollout_as_old:
             old = [np.asarray(sample.logprobs, dtype=np.float64) for sample in samples]
-        elif len(parts) > 1 or config.advantages.kl_coef or self._weigh_tokens is not None:
+        elif len(parts) > 1 or config.advantages.kl_coef or self.weigh_tokens is not None:
             # a single step that does not need them beforehand takes those of its own forward pass
-            old = await _in_parts(samples, parts, LocalScorer(self.policy, self._thread))
-        reference = None if self._reference is None else await _in_parts(samples, parts, self._reference)
+            old = await _in_parts(samples, parts, LocalScorer(self.policy, self.thread))
+        reference = None if self.reference is None else await _in_parts(samples, parts, self.reference)
         teacher: PerSample | None = None
-        if self._teacher is not None:
-            shared = reference if self._teacher is self._reference else None
-            teacher = whole_or_none(samples, shared or await self._teacher.score(samples))
+        if self.teacher is not None:
+            shared = reference if self.teacher is self.reference else None
+            teacher = whole_or_none(samples, shared or await self.teacher.score(samples))
         return Signals(
             old=old,
             reference=reference,
             teacher=teacher,
-            values=None if self._critic is None else await self._thread.run(self._critic.compute_values, samples),
+            values=None if self.critic is None else await self.thread.run(self.critic.compute_values, samples),
         )
 
     def _step(
@@ -231,27 +226,27 @@ class Learner:
             lr=scale * self.policy.config.lr,
             measure_only=critic_only,
         )
-        if self._critic is None or result.num_trainable == 0:
+        if self.critic is None or result.num_trainable == 0:
             return result
         assert signals.values is not None and made.returns is not None
-        metrics = self._critic.train_step(
+        metrics = self.critic.train_step(
             samples, old_values=signals.values, returns=made.returns, loss_masks=masks, lr_scale=scale
         )
         return replace(result, metrics=result.metrics | metrics)
 
     async def publish(self) -> MemoryWeights:
         """A copy of the policy's weights; see `PolicyTrainer.state_dict_for_engine`."""
-        named = await self._thread.run(self.policy.state_dict_for_engine)
+        named = await self.thread.run(self.policy.state_dict_for_engine)
         return MemoryWeights(named=named, version=self.version)
 
     async def save(self, folder: Path, *, step: int, extra: dict[str, object]) -> None:
         """A whole checkpoint of all that learns, with the weight version."""
-        critic = self._critic
-        await self._thread.run(
+        critic = self.critic
+        await self.thread.run(
             self.policy.save_checkpoint,
             folder,
             step=step,
-            extra={**extra, _VERSION: self.version, _FINGERPRINTS: self._fingerprints},
+            extra={**extra, _VERSION: self.version, _FINGERPRINTS: dict(self.fingerprints)},
             write_more=None if critic is None else lambda temporary: critic.save(temporary / CRITIC_FOLDER),
         )
 
@@ -260,7 +255,7 @@ class Learner:
 
         Raises ConfigError where it lacks a critic, or where a folder beside the policy now contains another model.
         """
-        if self._critic is not None and not (folder / CRITIC_FOLDER).is_dir():
+        if self.critic is not None and not (folder / CRITIC_FOLDER).is_dir():
             raise ConfigError(
                 f"checkpoint {folder} holds no critic: it is of a run without one and cannot be resumed with "
                 "--advantage-estimator ppo. Resume it with the estimator that it was written with, or start a new run "
@@ -268,15 +263,15 @@ class Learner:
             )
         fingerprints = read_state(folder).extra.get(_FINGERPRINTS)
         for path, then in (fingerprints if isinstance(fingerprints, dict) else {}).items():
-            if self._fingerprints.get(path, then) != then:
+            if self.fingerprints.get(path, then) != then:
                 raise ConfigError(
                     f"{path} holds another model than when {folder} was written, so the KL or the distillation would "
                     "be against another one from here on. Put that one back, or name another folder with --ref-load or "
                     "--opd-teacher if this is meant"
                 )
-        state = await self._thread.run(self.policy.load_checkpoint, folder)
-        if self._critic is not None:
-            await self._thread.run(self._critic.load, folder / CRITIC_FOLDER)
+        state = await self.thread.run(self.policy.load_checkpoint, folder)
+        if self.critic is not None:
+            await self.thread.run(self.critic.load, folder / CRITIC_FOLDER)
         # checkpoints from before the version had a counter of its own: there it was the number of rollout steps
         version = state.extra.get(_VERSION, state.extra.get("next_rollout", 0))
         assert isinstance(version, int)
@@ -285,7 +280,7 @@ class Learner:
 
     async def save_hf(self, folder: Path) -> None:
         """The policy's weights alone, in Hugging Face form."""
-        await self._thread.run(self.policy.save_hf, folder)
+        await self.thread.run(self.policy.save_hf, folder)
 
 
 async def _in_parts(samples: Samples, parts: Sequence[Sequence[int]], scorer: Scorer) -> PerSample:
