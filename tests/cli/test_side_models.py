@@ -121,7 +121,7 @@ def test_the_reference_stays_the_start_model_in_a_resumed_run(model_dir: Path, t
             (result,) = await learner.train_rollout(SAMPLES, rollout_step=0)
             if folder is None:
                 await learner.save(tmp_path / "step_000001", step=0, extra={})
-            beside = {id(learner._reference), id(learner._teacher)}
+            beside = {id(learner.reference), id(learner.teacher)}
             return result.metrics, len(beside)
 
     metrics, num_models = asyncio.run(life(None))
@@ -147,7 +147,7 @@ def test_the_learner_and_what_stands_beside_the_policy_heed_their_options(model_
         async with AsyncExitStack() as stack:
             learner = await open_learner(config, stack, UserCode(), num_rollout=9)
             done = [(await learner.train_rollout(SAMPLES, rollout_step=at))[0] for at in rollout_ids]
-            return done, learner._critic
+            return done, learner.critic
 
     (alone, both, _, stale), critic = asyncio.run(steps(0, 1, 2, 3))
     assert (alone.reason, both.reason, stale.reason) == ("critic_only", None, "no_trainable_tokens")

@@ -31,19 +31,33 @@ class Runtime:
     """The running parts that every job of a run shares."""
 
     setup: RunSetup
+    """Options, folder, and what the caller replaces."""
     run_id: str
+    """The marker that every process of this run carries."""
     clock: Clock
+    """The time of all waits."""
     codec: TurnCodec
+    """Tokenizer and chat template."""
     engine: Engine
+    """Samples; started."""
     ledger: RunLedger
+    """The account of prompts, sessions and turns."""
     registry: SessionRegistry
+    """The live sessions."""
     leases: Leases
+    """Which sessions may run now."""
     turns: TurnService
+    """Answers the model requests of sessions."""
     exporter: Exporter
+    """Makes samples of ended sessions."""
     server: GatewayServer
+    """The model API over HTTP; started."""
     recovered: Recovered | None
+    """What a resumed run continues with; None in a new run."""
     stack: AsyncExitStack
+    """Closes what is opened on top of the runtime, before the runtime itself."""
     user_code: UserCode
+    """The user functions that the options name."""
     step_numbers: list[Callable[[], dict[str, float]]] = field(default_factory=list)
     """Each returns the metrics of a rollout step that it counted since its last call."""
 
