@@ -11,6 +11,7 @@ import pytest
 import silva
 from silva.config.options import RunConfig
 from silva.config.parse import options
+from silva.forest.profiles import PROFILES
 
 CLASSES = [cls for cls in RunConfig.__mro__[1:-1] if vars(cls).get("__annotations__")]
 MAX_FIELDS = 20
@@ -34,10 +35,14 @@ def test_every_options_class_of_the_project_is_in_the_union() -> None:
             assert all(issubclass(RunConfig, cls) for cls in named if cls is not RunConfig), module.name
 
 
+def test_the_help_names_every_profile() -> None:
+    assert all(name in options()["agentic_profiles"].help for name in PROFILES)
+
+
 def test_every_option_says_what_it_takes() -> None:
     for name, option in options().items():
         info = option.info
-        assert info.help[0].isupper() or info.help.startswith("silva "), name
+        assert option.help[0].isupper() or option.help.startswith("silva "), name
         numeric = option.item in (int, float)
         # ids are what a tokenizer says; all other numbers have a lowest value
         assert (info.low is not info.above) == (numeric and option.kind is not list), name

@@ -230,7 +230,7 @@ def test_defaults_that_depend_on_others(tmp_path: Path) -> None:
 
 def test_every_option_has_help_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     for name, option in options().items():
-        assert option.info.help.endswith(".") and len(option.info.help) < 160, name
+        assert option.help.endswith(".") and len(option.help) < 160, name
     with pytest.raises(SystemExit):
         build_parser().parse_args(["train", "--help"])
     shown = capsys.readouterr().out

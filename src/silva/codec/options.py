@@ -14,11 +14,7 @@ CodecMode = Literal["proven", "rerender"]
 class CodecOptions:
     """How conversations become tokens."""
 
-    apply_chat_template_kwargs: dict[str, object] = opt(
-        "model", {}, "Chat template arguments that every request starts from."
-    )
-    agentic_codec: CodecMode = opt(
-        "matching",
-        "proven",
-        "How new messages become tokens: proven deltas, or a full new render (a new root) per turn.",
-    )
+    apply_chat_template_kwargs: dict[str, object] = opt("model", {})
+    """Chat template arguments that every request starts from."""
+    agentic_codec: CodecMode = opt("matching", "proven")
+    """How new messages become tokens: proven deltas, or a full new render (a new root) per turn."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
+import inspect
 import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -49,6 +52,8 @@ class Option:
 
     name: str
     info: OptionInfo
+    help: str
+    """One sentence, with the unit: the text below the field."""
     default: object
     kind: type
     """int, float, bool, str (a choice too), list or dict."""
@@ -109,19 +114,36 @@ def options() -> Mapping[str, Option]:
     """Every built option by name, in the order of the help page."""
     types, defaults = get_type_hints(RunConfig), RunConfig()
     infos: dict[str, OptionInfo] = {item.name: item.metadata["option"] for item in fields(RunConfig)}
+    texts = {name: text for cls in RunConfig.__mro__[1:-1] for name, text in _help_texts(cls).items()}
     declared = [name for cls in RunConfig.__mro__ for name in vars(cls).get("__annotations__", ())]
     declared.sort(key=lambda name: GROUPS.index(infos[name].group))
-    return {name: _option(name, infos[name], types[name], getattr(defaults, name)) for name in declared}
+    return {name: _option(name, infos[name], texts[name], types[name], getattr(defaults, name)) for name in declared}
 
 
-def _option(name: str, info: OptionInfo, annotation: object, default: object) -> Option:
+def _help_texts(cls: type) -> dict[str, str]:
+    """The text below each field of an options class, by the field's name, on one line."""
+    body = next(
+        node.body
+        for node in ast.parse(Path(inspect.getfile(cls)).read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == cls.__name__
+    )
+    texts: dict[str, str] = {}
+    for field_node, text in pairwise(body):
+        if not (isinstance(field_node, ast.AnnAssign) and isinstance(field_node.target, ast.Name)):
+            continue
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            texts[field_node.target.id] = " ".join(str(text.value.value).split())
+    return texts
+
+
+def _option(name: str, info: OptionInfo, text: str, annotation: object, default: object) -> Option:
     parts = get_args(annotation)
     plain = next(part for part in parts if part is not NoneType) if NoneType in parts else annotation
     kind = get_origin(plain) or plain
     choices = info.choices or (() if isinstance(kind, type) else get_args(plain))
     kind = kind if isinstance(kind, type) else str
     item = get_args(plain)[0] if kind is list else kind
-    return Option(name=name, info=info, default=default, kind=kind, item=item, choices=choices)
+    return Option(name=name, info=info, help=text, default=default, kind=kind, item=item, choices=choices)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -137,9 +159,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
     info, default = option.info, option.default
-    named = default is None or default is False or isinstance(default, list | dict) or "default" in info.help
+    named = default is None or default is False or isinstance(default, list | dict) or "default" in option.help
     shown = "" if named else f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
-    more: dict[str, Any] = {"dest": option.name, "default": _UNSET, "help": (info.help + shown).replace("%", "%%")}
+    more: dict[str, Any] = {"dest": option.name, "default": _UNSET, "help": (option.help + shown).replace("%", "%%")}
     if option.kind is bool:
         more["action"] = argparse.BooleanOptionalAction
     elif option.kind is list:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from silva.forest.echo import EchoMatch
-from silva.forest.profiles import PROFILES, Profile, parse_profiles
+from silva.forest.profiles import Profile, parse_profiles
 from silva.types import opt
 
 
@@ -13,18 +13,12 @@ from silva.types import opt
 class MatchOptions:
     """How the history of a request is compared with committed turns."""
 
-    agentic_echo_match: EchoMatch = opt(
-        "matching",
-        "lenient",
-        "How an echoed assistant message is compared with the one sent; lenient forgives trimmed blanks, "
-        "dropped reasoning and renamed call ids.",
-    )
-    agentic_profiles: list[str] = opt(
-        "matching",
-        ["auto"],
-        f"Noise of system prompts that makes no new state: auto (what is found; default), none, {', '.join(PROFILES)}.",
-        metavar="NAME",
-    )
+    agentic_echo_match: EchoMatch = opt("matching", "lenient")
+    """How an echoed assistant message is compared with the one sent; lenient forgives trimmed blanks, dropped reasoning
+    and renamed call ids."""
+    agentic_profiles: list[str] = opt("matching", ["auto"], metavar="NAME")
+    """Noise of system prompts that makes no new state: auto (what is found; default), none, claude-code-billing@1,
+    env-date@1."""
 
     @property
     def lenient(self) -> bool:

@@ -14,9 +14,7 @@ Dtype = Literal["float32", "bfloat16"]
 class ModelOptions:
     """The start model of a run."""
 
-    hf_checkpoint: str | None = opt(
-        "model", None, "Local Hugging Face folder with the start model and its tokenizer.", metavar="FOLDER"
-    )
-    dtype: Dtype | None = opt(
-        "model", None, "Number type of model and engine (default: float32 on CPU, bfloat16 on CUDA)."
-    )
+    hf_checkpoint: str | None = opt("model", None, metavar="FOLDER")
+    """Local Hugging Face folder with the start model and its tokenizer."""
+    dtype: Dtype | None = opt("model", None)
+    """Number type of model and engine (default: float32 on CPU, bfloat16 on CUDA)."""

@@ -12,17 +12,7 @@ from silva.types import opt
 class ParserOptions:
     """How sampled text becomes a message."""
 
-    agentic_tool_call_parser: str = opt(
-        "parsers",
-        "none",
-        "Format of tool calls in sampled text; auto: that of the chat template (docs/model-api.md).",
-        choices=parser_names("tool_call"),
-        metavar="NAME",
-    )
-    agentic_reasoning_parser: str = opt(
-        "parsers",
-        "none",
-        "Format of reasoning in sampled text; auto: that of the chat template (docs/model-api.md).",
-        choices=parser_names("reasoning"),
-        metavar="NAME",
-    )
+    agentic_tool_call_parser: str = opt("parsers", "none", choices=parser_names("tool_call"), metavar="NAME")
+    """Format of tool calls in sampled text; auto: that of the chat template (docs/model-api.md)."""
+    agentic_reasoning_parser: str = opt("parsers", "none", choices=parser_names("reasoning"), metavar="NAME")
+    """Format of reasoning in sampled text; auto: that of the chat template (docs/model-api.md)."""

@@ -5,9 +5,11 @@ annotation the type, its default the only place of that default.
 
     @dataclass(frozen=True, kw_only=True)
     class AgentOptions:
-        agent_timeout: float = opt("agent", 1800.0, "Most seconds of active time ...", above=0)
+        agent_timeout: float = opt("agent", 1800.0, above=0)
+        "Limit of a session's active time, in seconds."
 
-is `--agent-timeout`, listed under "agent" in the help.
+is `--agent-timeout`, listed under "agent" in the help. The text below the field is its help: one sentence with the
+unit.
 """
 
 from __future__ import annotations
@@ -30,8 +32,6 @@ class OptionInfo:
 
     group: str
     """Heading of the help page under which the option stands."""
-    help: str
-    """One sentence, with the unit."""
     choices: tuple[str, ...] = ()
     """The allowed values where the annotation is no `Literal` of them, else empty."""
     later_choices: tuple[str, ...] = ()
@@ -54,7 +54,6 @@ def flag_of(name: str) -> str:
 def opt(
     group: str,
     default: T,
-    help: str,
     *,
     choices: tuple[str, ...] = (),
     later_choices: tuple[str, ...] = (),
@@ -65,14 +64,7 @@ def opt(
 ) -> T:
     """A dataclass field that carries its OptionInfo."""
     info = OptionInfo(
-        group=group,
-        help=help,
-        choices=choices,
-        later_choices=later_choices,
-        low=low,
-        high=high,
-        above=above,
-        metavar=metavar,
+        group=group, choices=choices, later_choices=later_choices, low=low, high=high, above=above, metavar=metavar
     )
     make = partial(copy, default)
     if isinstance(default, list | dict):

@@ -16,29 +16,28 @@ T = TypeVar("T")
 class SamplingOptions:
     """How turns are sampled in training, and in eval where that differs."""
 
-    rollout_temperature: float = opt("rollout", 1.0, "Sampling temperature; 0 is argmax.", low=0)
-    rollout_top_p: float = opt(
-        "rollout", 1.0, "Sampling keeps the most likely tokens up to this probability mass.", above=0, high=1
-    )
-    rollout_top_k: int = opt("rollout", -1, "Sampling keeps this many tokens; -1 is off.", low=-1)
-    rollout_max_response_len: int | None = opt(
-        "rollout", None, "Limit of one model turn, in tokens (default: what the context leaves).", low=1
-    )
-    rollout_max_context_len: int | None = opt(
-        "rollout", None, "Limit of a whole session context, in tokens (default: the model's own limit).", low=2
-    )
-    rollout_stop: list[str] = opt("rollout", [], "Stop strings of every turn.", metavar="TEXT")
-    rollout_stop_token_ids: list[int] = opt(
-        "rollout", [], "Stop token ids of every turn, in addition to the model's own.", metavar="ID"
-    )
-    eval_temperature: float | None = opt(
-        "eval", None, "Sampling temperature in eval (default: --rollout-temperature).", low=0
-    )
-    eval_top_p: float | None = opt("eval", None, "Top-p in eval (default: --rollout-top-p).", above=0, high=1)
-    eval_max_response_len: int | None = opt(
-        "eval", None, "Limit of one model turn in eval, in tokens (default: --rollout-max-response-len).", low=1
-    )
-    seed: int = opt("run", 1234, "Seed of everything random except the data order.", low=0)
+    rollout_temperature: float = opt("rollout", 1.0, low=0)
+    """Sampling temperature; 0 is argmax."""
+    rollout_top_p: float = opt("rollout", 1.0, above=0, high=1)
+    """Sampling keeps the most likely tokens up to this probability mass."""
+    rollout_top_k: int = opt("rollout", -1, low=-1)
+    """Sampling keeps this many tokens; -1 is off."""
+    rollout_max_response_len: int | None = opt("rollout", None, low=1)
+    """Limit of one model turn, in tokens (default: what the context leaves)."""
+    rollout_max_context_len: int | None = opt("rollout", None, low=2)
+    """Limit of a whole session context, in tokens (default: the model's own limit)."""
+    rollout_stop: list[str] = opt("rollout", [], metavar="TEXT")
+    """Stop strings of every turn."""
+    rollout_stop_token_ids: list[int] = opt("rollout", [], metavar="ID")
+    """Stop token ids of every turn, in addition to the model's own."""
+    eval_temperature: float | None = opt("eval", None, low=0)
+    """Sampling temperature in eval (default: --rollout-temperature)."""
+    eval_top_p: float | None = opt("eval", None, above=0, high=1)
+    """Top-p in eval (default: --rollout-top-p)."""
+    eval_max_response_len: int | None = opt("eval", None, low=1)
+    """Limit of one model turn in eval, in tokens (default: --rollout-max-response-len)."""
+    seed: int = opt("run", 1234, low=0)
+    """Seed of everything random except the data order."""
 
     def sampling(self, mode: Mode, *, room: int) -> SamplingParams:
         """How a turn samples that may have `room` tokens, before its request adds to that."""
