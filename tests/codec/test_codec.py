@@ -67,8 +67,8 @@ class TestLoad:
         [
             (None, {}, "no chat template.*chat_template.jinja"),
             ("{% for %}", {}, "does not compile: line 1"),
-            (TURNS, {"generation_config": "{"}, "generation_config.json is no valid JSON"),
-            (TURNS, {"config": "[]"}, "config.json holds no JSON object"),
+            (TURNS, {"generation_config": "{"}, "generation_config.json is not valid JSON"),
+            (TURNS, {"config": "[]"}, "config.json is not a JSON object"),
         ],
     )
     def test_a_folder_that_cannot_serve_says_what_to_do(
@@ -330,7 +330,7 @@ class TestTools:
         for levels in (1, 30):
             for _ in range(levels * 1000):
                 deep = {"items": deep}
-            with pytest.raises(TransitionRefused, match=r"nested deeper|plain JSON|too deeply"):
+            with pytest.raises(TransitionRefused, match=r"nested deeper|are not JSON|too deeply"):
                 codec.encode_root([user()], Conversation(tools=(tool(parameters=deep),), template_kwargs={}))
 
 

@@ -188,7 +188,7 @@ def test_images_that_a_template_numbers_are_refused_where_the_number_would_be_wr
     numbered = Conversation(template_kwargs={"add_vision_id": True})
     one = picture("look", Image(digest="0" * 64))
     assert "Picture 1: " in codec.decode(codec.encode_root([one], numbered).observation_ids)
-    with pytest.raises(TransitionRefused, match="cannot be told which"):
+    with pytest.raises(TransitionRefused, match="cannot be matched to their marks"):
         codec.encode_root([one, one], numbered)
     tail = SampledTail(message=Message(role="assistant", content="a"), last_id=-1, cut=True, has_system=False)
     with pytest.raises(TransitionRefused, match="other histories") as caught:
@@ -197,7 +197,7 @@ def test_images_that_a_template_numbers_are_refused_where_the_number_would_be_wr
     codec.encode_delta(tail, [Message(role="user", content="look")], numbered)
     words = Message(role="user", content="hi")
     seen = replace(tail, past=lambda: Past(messages=(one,), num_given=1))
-    with pytest.raises(TransitionRefused, match="cannot be told which"):
+    with pytest.raises(TransitionRefused, match="cannot be matched to their marks"):
         codec.encode_delta(seen, [one], numbered)
     none_seen = replace(tail, past=lambda: Past(messages=(words,), num_given=1))
     assert "Picture 1: " in codec.decode(codec.encode_delta(none_seen, [one], numbered).observation_ids)

@@ -151,7 +151,7 @@ class TestProof:
     @pytest.mark.parametrize(
         ("old", "new", "reason"),
         [
-            ("loop.index", "loop.length", "before the text of an earlier user turn anew"),
+            ("loop.index", "loop.length", "rewrites what comes before the text of an earlier user turn"),
             ("(m.content or '')", "(m.content if loop.revindex < 4 else '')", "drops the text of an earlier user turn"),
             ("(m.content", "(messages[0].content if loop.length > 1 and loop.last else '') + (m.content", "repeats or"),
         ],
@@ -174,7 +174,7 @@ class TestProof:
         looks = "{%- if 'weather' in m.content %}{{- '!' }}{%- endif %}"
         codec = tiny_codec(NUMBERED.replace("{%- for call", looks + "{%- for call"))
         assert "user3" in self.delta(codec, [user()], [(ANSWER, [user("fine")])])
-        with pytest.raises(TransitionRefused, match="because of what their texts say"):
+        with pytest.raises(TransitionRefused, match="depending on what their texts say"):
             self.delta(codec, [user()], [(ANSWER, [user("weather?")])])
 
     def test_what_is_known_of_a_shape_is_proven_on_the_texts_of_each_history(self) -> None:
@@ -182,7 +182,7 @@ class TestProof:
         codec = tiny_codec(NUMBERED.replace("{%- for call", looks + "{%- for call"))
         for texts in (("a", "b"), ("c <|end|>", "\nd")):
             assert f"user3\n{texts[1]}<" in self.delta(codec, [user(texts[0])], [(ANSWER, [user(texts[1])])])
-        with pytest.raises(TransitionRefused, match="because of what their texts say"):
+        with pytest.raises(TransitionRefused, match="depending on what their texts say"):
             self.delta(codec, [user("secret")], [(ANSWER, [user("b")])])
 
     def test_a_late_system_message_stays_a_user_turn_in_the_history(self) -> None:

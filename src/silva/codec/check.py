@@ -41,12 +41,16 @@ _TEXTS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProofLine:
-    """One proof of the tokenizer: what was tried, how often it held."""
+    """One proof of the tokenizer."""
 
     name: str
+    """The property that was tried."""
     num_ok: int
+    """How many tries succeeded."""
     num_tried: int
+    """How many texts were tried."""
     example: str = ""
+    """The last text that failed; empty where none did."""
 
     @property
     def ok(self) -> bool:
@@ -58,15 +62,19 @@ class StepCell:
     """What may follow one kind of assistant turn.
 
     pure: the same tokens in any history, and the template leaves the history alone. rewritten: the same tokens in any
-    history, but the template would write earlier turns anew (we keep what the model read and wrote). whole: other
-    tokens in other histories, formed each time from a render of the whole one. impure: the same, but earlier turns do
+    history, but the template would rewrite earlier turns (we keep what the model read and wrote). whole: the tokens
+    depend on the history and come from a render of the whole one each time. impure: the same, but earlier turns do
     not stay as they were. refused: the template raises, or drops or moves a text.
     """
 
     assistant: str
+    """The kind of assistant turn, such as `text + call`."""
     tail: str
+    """The roles of the messages behind it, such as `tool, user`."""
     status: Status
+    """One of the words above."""
     reason: str = ""
+    """Why the status is not pure; empty where it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,8 +82,11 @@ class CodecReport:
     """The outcome of a start check. `str()` gives a table for people, `to_json()` the same for programs."""
 
     proofs: tuple[ProofLine, ...]
+    """What was proven about the tokenizer."""
     cells: tuple[StepCell, ...]
+    """One for each kind of assistant turn and of messages behind it."""
     features: JsonObject
+    """What was found about the template, by name."""
 
     @property
     def ok(self) -> bool:
@@ -134,7 +145,7 @@ def prove_sandwiches(text: TokenText, num: int = 300, seed: int = 0) -> ProofLin
     """Random strings of control tokens and texts: joined encoding equals the full tokenizer's."""
     rng = random.Random(seed)
     tokens = [token for token in text.control.values() if not token.unclear]
-    num_ok, example = 0, ""
+    failed: list[str] = []
     for _ in range(num):
         items: list[str | ControlToken] = []
         for _ in range(rng.randint(1, 3)):
@@ -143,28 +154,24 @@ def prove_sandwiches(text: TokenText, num: int = 300, seed: int = 0) -> ProofLin
             items += rng.choices(_TEXTS, k=rng.randint(0, 3))
         whole = "".join(item if isinstance(item, str) else item.text for item in items)
         expected = text.full.encode(whole, add_special_tokens=False).ids
-        if text.run(text.compile(items, first=True), lambda hole: "") == expected:
-            num_ok += 1
-        else:
-            example = whole
-    return ProofLine(
-        name="text between control tokens encodes as in the whole", num_ok=num_ok, num_tried=num, example=example
-    )
+        if text.run(text.compile(items, first=True), lambda hole: "") != expected:
+            failed.append(whole)
+    return _proof("text between control tokens encodes as in the whole", num, failed)
 
 
 def prove_round_trip(text: TokenText) -> ProofLine:
     """The spelling of each control token survives as plain text."""
-    num_ok, example = 0, ""
+    failed: list[str] = []
     for token in text.control.values():
         ids = text.encode_plain(f"a{token.text}b")
         shown = text.full.decode(ids, skip_special_tokens=False)
-        if shown == f"a{token.text}b" and not any(i in text.by_id for i in ids):
-            num_ok += 1
-        else:
-            example = token.text
-    return ProofLine(
-        name="control tokens in user text stay plain text", num_ok=num_ok, num_tried=len(text.control), example=example
-    )
+        if shown != f"a{token.text}b" or any(i in text.by_id for i in ids):
+            failed.append(token.text)
+    return _proof("control tokens in user text stay plain text", len(text.control), failed)
+
+
+def _proof(name: str, num: int, failed: list[str]) -> ProofLine:
+    return ProofLine(name=name, num_ok=num - len(failed), num_tried=num, example=failed[-1] if failed else "")
 
 
 def _assistants(called: Frame) -> dict[str, Message]:
@@ -226,7 +233,7 @@ def _learn_cell(frame: Frame, ends: TurnEnds, message: Message, messages: tuple[
         return "refused", str(error)
     rewritten = [name for name, kept in found.prefixes if not kept]
     if rewritten:
-        return "rewritten", f"the template writes earlier text anew (behind {', '.join(rewritten)})"
+        return "rewritten", f"the template rewrites earlier text (behind {', '.join(rewritten)})"
     return "pure", ""
 
 

@@ -156,20 +156,15 @@ class TurnCodec:
         if not messages:
             raise TransitionRefused("a conversation needs at least one message", field="messages")
         frame = self._frame(conversation)
-
-        def encode(messages: Sequence[Message]) -> TurnDelta:
-            observation, opening = encode_root(frame, messages)
-            return TurnDelta(observation_ids=observation, opening_ids=opening)
-
-        return encode_late_system(messages, 1, encode)
+        return encode_late_system(messages, 1, lambda given: encode_root(frame, given))
 
     def encode_delta(self, tail: SampledTail, messages: Sequence[Message], conversation: Conversation) -> TurnDelta:
         """The ids between a sampled turn and the next one.
 
         `messages` are all that came since that turn, in order; none of them opens a new assistant turn behind it. The
-        delta is a function of all of them: templates group tool results. A step that the template writes otherwise in
-        other histories is formed from a render of the whole one. TransitionRefused where the template refuses the step,
-        or the history does not stay as it is; `field` is relative to `messages`.
+        delta is a function of all of them, because templates group tool results. A step that the template writes
+        differently in other histories comes from a render of the whole history. TransitionRefused where the template
+        refuses the step, or the history does not stay as it is; `field` is relative to `messages`.
         """
         frame = self._frame(conversation)
 
@@ -186,7 +181,7 @@ class TurnCodec:
     def shows_images(self, role: Role, conversation: Conversation) -> bool:
         """Whether the template has a place for images in messages of this role.
 
-        Where it has none, an image stands in the ids as the plain text `<image>`.
+        Where it has none, the ids contain the plain text `<image>` instead.
         """
         return self._frame(conversation).image_part(role) is not None
 
@@ -220,7 +215,7 @@ class TurnCodec:
         try:
             key = msgspec.json.encode((conversation.tools, kwargs))
         except (RecursionError, TypeError, ValueError) as error:
-            raise TransitionRefused(f"tools or template arguments are no plain JSON: {error}", field="tools") from error
+            raise TransitionRefused(f"tools or template arguments are not JSON: {error}", field="tools") from error
         frame = self._frames.get(key)
         if frame is None:
             if conversation.template_kwargs:
@@ -289,9 +284,9 @@ def _stop_ids_of(folder: Path) -> list[int]:
         try:
             config: object = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ConfigError(f"{path} is no valid JSON: {error}") from error
+            raise ConfigError(f"{path} is not valid JSON: {error}") from error
         if not isinstance(config, dict):
-            raise ConfigError(f"{path} holds no JSON object")
+            raise ConfigError(f"{path} is not a JSON object")
         inner = cast("JsonObject", config).get("text_config")
         nested = cast("JsonObject", inner).get("eos_token_id") if isinstance(inner, dict) else None
         for value in (cast("JsonObject", config).get("eos_token_id"), nested):

@@ -2,7 +2,13 @@
 
 A delta is learned from small conversations: a short beginning, an assistant turn of the same kind, the new messages.
 The render is cut where that assistant turn ends. The cut text has to be the same behind every beginning that the
-template accepts: only then it is right in any history.
+template accepts, because only then it is right in any history. Example (ChatML), the delta of one user message:
+
+    beginning  <|im_start|>user\\n [hole] <|im_end|>\\n <|im_start|>assistant\\n [hole of the answer]
+               -- cut here --
+    delta      <|im_end|>\\n<|im_start|>user\\n [slot: the new text] <|im_end|>\\n<|im_start|>assistant\\n
+
+The first `<|im_end|>` closes the answer; it is left out where the model sampled it.
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ Tree = list[JsonObject]
 
 
 class ImpureTransition(TransitionRefused):
-    """The template allows the step, but what it writes depends on the history. `what` says how."""
+    """The template allows the step, but what it writes depends on the history. `what` describes how."""
 
     def __init__(self, what: str, *, field: str | None):
         super().__init__(f"{what}, so the turn cannot be continued token by token", field=field)
@@ -37,7 +43,9 @@ class Form:
     """One way of giving the assistant turn to the template."""
 
     arguments_as_text: bool
+    """Whether arguments are a string; else a mapping."""
     with_reasoning: bool
+    """Whether the turn has its reasoning."""
     content: str
     """"text", "blank" or "absent"."""
 
@@ -123,7 +131,7 @@ class Step:
         return "messages[0]" if self.tree else None
 
     def proves(self, known: DeltaRecipe, context: Sequence[str]) -> bool:
-        """Whether the template writes what `known` says for the real (inert) texts. `context` are those before."""
+        """Whether the template writes what `known` predicts for the real (inert) texts. `context` are those before."""
         inert = self.frame.inert_texts(context, self.slots.values)
         real = self.frame.render([*known.beginning, *self.tree], inert, gen=True, inert=True)
         return real.endswith(known.recipe.text(inert))
@@ -149,15 +157,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class DeltaRecipe:
-    """A learned delta: `beginning` are the turns before the new messages with which it is proven each time. `close` are
-    the ids at its front that close the turn before."""
+    """A learned delta."""
 
     recipe: Recipe
+    """Its text and ids."""
     beginning: Tree
+    """The turns before the new messages with which it is proven each time."""
     fillers: tuple[str, ...]
+    """A placeholder for each hole of the beginning."""
     close: tuple[int, ...]
+    """The ids at its front that close the turn before."""
     prefixes: tuple[tuple[str, bool], ...]
-    """Of a survey: each beginning, and whether the template's render with it starts with what stood before."""
+    """Only in a survey: each beginning, and whether the render with the new messages still starts with it."""
 
 
 def encode_delta(frame: Frame, ends: TurnEnds, tail: SampledTail, messages: Sequence[Message]) -> TurnDelta:
@@ -180,7 +191,7 @@ def encode_delta(frame: Frame, ends: TurnEnds, tail: SampledTail, messages: Sequ
 
 
 def _learn(frame: Frame, key: str, learner: DeltaLearner, cached: bool) -> DeltaRecipe:
-    """Learn a delta. That a step is impure is remembered: it is looked up anew at each turn that takes it."""
+    """Learn a delta. An impure step is remembered, so that it is learned only once."""
     impure: ImpureTransition | None = frame.impure.get(key)
     if impure is not None:
         raise ImpureTransition(impure.what, field=impure.field)
@@ -193,7 +204,10 @@ def _learn(frame: Frame, key: str, learner: DeltaLearner, cached: bool) -> Delta
 
 
 class DeltaLearner:
-    """Finds the recipe of one delta, or says why there is none. `survey`: also whether earlier text is rewritten."""
+    """Finds the recipe of one delta, or raises the reason why there is none.
+
+    `survey` compares all beginnings and records whether the template rewrites earlier text.
+    """
 
     def __init__(self, step: Step, has_system: bool | None, *, survey: bool = False):
         self._step = step
@@ -339,7 +353,7 @@ class DeltaLearner:
                 continue  # this beginning is none that the template allows
             if other != tail:
                 raise ImpureTransition(
-                    "the chat template writes what follows an assistant turn otherwise in other histories (behind "
+                    "the chat template writes what follows an assistant turn differently in other histories (behind "
                     f"{name!r})",
                     field=self._step.first_field,
                 )
@@ -369,13 +383,13 @@ class DeltaLearner:
             return
         if bare != tail and only_moved(frame.text, tail, bare, given=first, before=before):
             raise ImpureTransition(
-                "the chat template moves the tools from earlier turns into the new one, where they would stand twice",
+                "the chat template moves the tools from earlier turns into the new one, where they would appear twice",
                 field=self._step.first_field,
             )
 
 
 def only_moved(text: TokenText, full: str, bare: str, *, given: str, before: str) -> bool:
-    """Whether `full` is `bare` and besides only stretches that stood in `given` and no longer stand in `before`."""
+    """Whether `full` is `bare` plus only stretches that `given` contains and `before` no longer does."""
     old, new = _items(text, full), _items(text, bare)
     for op, start, stop, _, _ in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         moved = "".join(old[start:stop])

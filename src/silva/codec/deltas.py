@@ -12,40 +12,42 @@ from silva.types import Message
 class TurnDelta:
     """Token ids that were given, not sampled (mask 0).
 
-    `observation_ids`: what closes the turn before (unless the model sampled it) and the new messages, without the
-    generation prompt: the common token prefix of the renders with and without it. `opening_ids`: what the generation
-    prompt adds; it belongs to the response that follows and may be empty. `marker_mismatch`: the model ended its turn
-    with the role marker of another kind of message than the one that follows, so both markers stand in the context.
+    Example: behind a sampled "hello<|im_end|>", the message `user: more` gives `observation_ids` of the text
+    `\\n<|im_start|>user\\nmore<|im_end|>\\n` and `opening_ids` of `<|im_start|>assistant\\n`.
     """
 
     observation_ids: list[int]
+    """What closes the turn before (unless the model sampled it) and the new messages, without the generation prompt:
+    the common token prefix of the renders with and without it."""
     opening_ids: list[int]
+    """What the generation prompt adds; it belongs to the response that follows and may be empty."""
     marker_mismatch: bool = False
+    """Whether the model ended its turn with the role marker of another kind of message than the one that follows, so
+    that the context contains both markers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Past:
-    """The messages before a sampled turn, as they stand in its lineage. The first `num_given` of them were there before
-    any turn was sampled."""
+    """The messages before a sampled turn, as its lineage has them."""
 
     messages: tuple[Message, ...]
+    """All of them, in order."""
     num_given: int
+    """How many of them, from the first, were there before any turn was sampled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledTail:
-    """The sampled assistant turn that a delta follows.
-
-    `message` is the turn as parsed, with the real names of its calls; `last_id` the last id of the turn that stands in
-    the context; `cut` says that no stop id was sampled, so the delta has to write the closing token. `has_system` may
-    tell whether the conversation starts with a system message: some templates write a turn otherwise when it does, and
-    a transition is refused only where that matters. None stands for unknown, which is judged as strictly as both.
-    `past` gives the messages before the turn; it is called only where a step depends on them, and without it that step
-    is refused.
-    """
+    """The sampled assistant turn that a delta follows."""
 
     message: Message
+    """The turn as parsed, with the real names of its calls."""
     last_id: int
+    """The last id of the turn in the context."""
     cut: bool
+    """Whether no stop id was sampled, so that the delta has to write the closing token."""
     has_system: bool | None = None
+    """Whether the conversation starts with a system message, because some templates write a turn differently when it
+    does. None means unknown: the step must then be the same in both cases."""
     past: Callable[[], Past] | None = None
+    """Returns the messages before the turn; called only where a step depends on them. None: such a step is refused."""

@@ -18,7 +18,7 @@ from typing import cast
 from tokenizers import Tokenizer
 
 from silva.codec.slots import Hole
-from silva.codec.transforms import TextSlot
+from silva.codec.transforms import TextSlot, fill
 from silva.types import ConfigError, JsonObject, TransitionRefused
 
 _SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # White_Space, as the Rust tokenizers see it
@@ -32,14 +32,18 @@ Trie = dict[str, "Trie"]
 
 @dataclass(frozen=True, slots=True)
 class ControlToken:
-    """An added token. `eats_left` and `eats_right`: blanks beside it vanish (the tokenizer's lstrip, rstrip)."""
+    """An added token of the tokenizer."""
 
     id: int
+    """Its token id."""
     text: str
+    """Its spelling."""
     eats_left: bool
+    """Whether the tokenizer drops blanks before it (lstrip)."""
     eats_right: bool
+    """Whether the tokenizer drops blanks behind it (rstrip)."""
     unclear: str = ""
-    """Why the tokenizer finds it otherwise than by plain search; empty: plain search is right."""
+    """Why a plain search does not find it as the tokenizer does; empty where a plain search is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +51,13 @@ class TextSegment:
     """The text between two control tokens, in parts that are joined before they are encoded."""
 
     parts: tuple[Part, ...]
+    """Literals and slots, in order."""
     after_eater: bool
+    """Whether the token before it drops blanks behind itself."""
     before_eater: bool
+    """Whether the token behind it drops blanks before itself."""
     first: bool
+    """Whether it starts the whole sequence."""
 
 
 Program = tuple["list[int] | TextSegment", ...]
@@ -111,7 +119,7 @@ class TokenText:
                 )
                 parts = []
                 static = all(isinstance(part, str) for part in segment.parts)
-                _add(ops, self._segment(segment, None) if static else segment)
+                _add(ops, self._segment(segment, _no_text) if static else segment)
             if item is not None:
                 _add(ops, [item.id])
                 before = item
@@ -123,15 +131,8 @@ class TokenText:
             ids.extend(op if isinstance(op, list) else self._segment(op, text_of))
         return ids
 
-    def _segment(self, segment: TextSegment, text_of: Callable[[Hole], str] | None) -> list[int]:
-        texts: list[str] = []
-        for part in segment.parts:
-            if isinstance(part, str):
-                texts.append(part)
-            else:
-                assert text_of is not None
-                texts.append(part.transform.apply(text_of(part.hole)))
-        text = "".join(texts)
+    def _segment(self, segment: TextSegment, text_of: Callable[[Hole], str]) -> list[int]:
+        text = fill(segment.parts, text_of)
         if segment.after_eater:
             text = _LEADING.sub("", text)
         if segment.before_eater:
@@ -149,7 +150,7 @@ class TokenText:
 
     def encode(self, text: str, *, first: bool = False) -> list[int]:
         """A text in which control tokens count as such: what a model sampled, or a template wrote."""
-        return self.run(self.compile(self.split(text), first=first), lambda hole: "")
+        return self.run(self.compile(self.split(text), first=first), _no_text)
 
     def encode_plain(self, text: str) -> list[int]:
         """A text in which nothing is a control token."""
@@ -166,6 +167,10 @@ class TokenText:
                         f"{probe!r} even without its added tokens, so text from users could forge turns; use a "
                         "tokenizer whose model (BPE) does not reach its special tokens"
                     )
+
+
+def _no_text(hole: Hole) -> str:
+    return ""
 
 
 def _add(ops: list[list[int] | TextSegment], op: list[int] | TextSegment) -> None:
@@ -185,7 +190,7 @@ def _control_tokens(backend: Tokenizer, state: JsonObject) -> dict[str, ControlT
             continue
         unclear = ""
         if entry["single_word"]:
-            unclear = "which its tokenizer takes for a token only where no letter stands beside it"
+            unclear = "which its tokenizer takes for a token only where no letter is beside it"
         elif entry["normalized"] and normalizer is not None and normalizer.normalize_str(text) != text:
             unclear = "which its tokenizer looks for in normalised text only"
         found[text] = ControlToken(
@@ -206,7 +211,7 @@ def _without_control(state: JsonObject, control: dict[str, ControlToken]) -> Tok
 
 
 def _renumbered(state: JsonObject, control: dict[str, ControlToken], copy: Tokenizer) -> dict[int, int]:
-    """Ids of the copy's remaining added tokens, which the copy numbers anew, to their ids in the full tokenizer."""
+    """Ids of the copy's remaining added tokens, which the copy renumbers, to their ids in the full tokenizer."""
     kept = {
         str(entry["content"]): int(entry["id"]) for entry in state["added_tokens"] if entry["content"] not in control
     }
@@ -218,9 +223,7 @@ def _inner_copy(state: JsonObject, control: dict[str, ControlToken]) -> Tokenize
     """A copy for text that does not start the sequence, where the tokenizer marks only the first word with a blank."""
     if '"first"' not in json.dumps(state.get("pre_tokenizer")):
         return None
-    inner = dict(state)
-    inner["pre_tokenizer"] = _never_first(state["pre_tokenizer"])
-    return _without_control(inner, control)
+    return _without_control({**state, "pre_tokenizer": _never_first(state["pre_tokenizer"])}, control)
 
 
 def _never_first(node: object) -> object:

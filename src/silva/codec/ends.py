@@ -16,17 +16,23 @@ _TEXT, _REASON, _ARGS, _RESULT, _NEXT, _CALL_ID = (Hole(CONTEXT, 40 + i) for i i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnEnds:
-    """`stop_ids` end a sampled turn. `closers` are the tokens behind which a turn is over when a template wrote it
-    (some close old turns otherwise than a model does). In an *opener* template nothing closes a turn but the marker of
-    the next role (`markers`). `end_id` is the stop id that the template writes, None where there is none.
+    """The tokens that end an assistant turn.
+
+    Example (ChatML): `<|im_end|>` is the only stop id and closer, there are no markers, and `opener` is False.
     """
 
     stop_ids: frozenset[int]
+    """The ids that end a sampled turn."""
     closers: frozenset[int]
+    """The ids that end a turn in a render: the stop ids, and what the template writes behind old turns."""
     markers: frozenset[int]
+    """The role markers that end a turn in an opener template; empty for other templates."""
     opener: bool
+    """Whether only the marker of the next role ends a turn."""
     end_id: int | None
+    """The stop id that the template writes, else the smallest; None where there is none."""
     pattern: re.Pattern[str] = field(repr=False)
+    """Finds the text of any closer."""
 
 
 def find_ends(frame: Frame, called: Frame, text: TokenText, configured: Iterable[int], eos_id: int | None) -> TurnEnds:
@@ -85,7 +91,7 @@ def _result_marker(called: Frame, text: TokenText, user: object) -> ControlToken
 
 
 def _inside_turn(frame: Frame, called: Frame, text: TokenText, user: object) -> frozenset[int]:
-    """Control tokens that stand within one assistant turn, so that none of them can end it."""
+    """Control tokens within one assistant turn, so that none of them can end it."""
     thought = {**_turn("assistant", _TEXT), "reasoning_content": _REASON, "thinking": _REASON}
     found: set[int] = set()
     for turns in ([user, thought], [user, {**_call(called), "reasoning_content": _REASON, "thinking": _REASON}]):

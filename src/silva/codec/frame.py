@@ -44,8 +44,10 @@ def lookup(*regions: Sequence[str]) -> TextOf:
 
 
 class Frame:
-    """Renders shapes with this frame's tools and arguments, and keeps what was learned. Thread-safe without a lock:
-    threads that learn the same at once find the same, and none waits for another."""
+    """Renders shapes with this frame's tools and arguments, and keeps what was learned.
+
+    Thread-safe without a lock: threads that learn the same thing at once find the same, and none waits for another.
+    """
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class Frame:
     def render(
         self, messages: Sequence[object], text_of: TextOf = placeholder, *, gen: bool, inert: bool = False
     ) -> str:
-        """The shape's text. Holes of the frame hold their real (inert) texts with `inert`, else what `text_of` says."""
+        """The shape's text. With `inert`, the frame's holes get their real (inert) texts, else those of `text_of`."""
         if inert:
             tools, kwargs = self._inert_side
         elif text_of is placeholder or not self.slots.values:
@@ -94,7 +96,7 @@ class Frame:
         return self.template.render(filled, tools=tools, kwargs=kwargs, generation_prompt=gen)
 
     def without_tools(self) -> Frame:
-        """The same frame, knowing the same, but its renders are given no tools."""
+        """The same frame with the same knowledge, whose renders receive no tools."""
         other = copy(self)
         other.style, other._tools = self.style, None
         other._plain_side, other._inert_side = (None, self._plain_side[1]), (None, self._inert_side[1])
@@ -120,7 +122,7 @@ class Frame:
         return build
 
     def _wants_lists(self) -> bool:
-        """Whether the template shows a text in a list of parts only (some of vision models do not look at strings)."""
+        """Whether the template shows a text in a list of parts only (some vision templates ignore strings)."""
         hole = Hole(CONTEXT, 0)
         turn = {"role": "user", "content": hole}
         if hole.placeholder in self.try_render([turn]):
@@ -135,7 +137,7 @@ class Frame:
             return ""
 
     def image_part(self, role: str) -> JsonObject | None:
-        """What is given to the template for an image in a message of this role; None: it has no place there."""
+        """What the template takes for an image in a message of this role; None: it takes none there."""
         form = self._image_form(role)
         return None if form is None else form.part
 
@@ -166,14 +168,14 @@ class Frame:
         return [user, calling, {**turn, "tool_call_id": _NINE_ID}]
 
     def check_images(self, pieces: Pieces, tree: Sequence[JsonObject]) -> None:
-        """Raise TransitionRefused unless the render `pieces` holds each image of the messages once."""
+        """Raise TransitionRefused unless the render `pieces` contains each image of the messages once."""
         if any(isinstance(message.get("content"), list) for message in tree):
             forms = {message["role"]: self._image_form(message["role"]) for message in tree}
             check_images(pieces, tree, {role: form for role, form in forms.items() if form is not None})
 
     @cached_property
     def style(self) -> CallStyle:
-        """How calls are given to this template; found at first use."""
+        """How this template takes calls; found at first use."""
         forms = [(nine, text, empty) for nine in (False, True) for text in (False, True) for empty in (None, "")]
         for num_turns in (3, 2):
             for nine, text, empty in forms:
@@ -190,7 +192,7 @@ class Frame:
     def _around_arguments(self, style: CallStyle, num_turns: int) -> tuple[str, str] | None:
         """The text before and after a call's arguments, None where the template refuses the call or hides them.
 
-        Rendered are a user turn, the call and, with three turns, its result.
+        We render a user turn, the call and, with three turns, its result.
         """
         build = ShapeBuilder(Slots(CONTEXT), self.words, style)
         call_id = _NINE_ID if style.nine_ids else _LONG_ID
@@ -227,7 +229,7 @@ class Frame:
         """The transform of each hole of `pieces`, in order. TransitionRefused, with the place in `tree` or the tools.
 
         `render` renders the same text with other texts in the holes. With `cached`, what was learned in the same
-        surroundings before is taken over, which the caller's proof has to confirm.
+        surroundings before is used again, and the caller's proof has to confirm it.
         """
         holes = [(i, pieces[i]) for i in range(1, len(pieces), 2)]
         keys = [_surroundings(kinds(hole), pieces, i) for i, hole in holes if isinstance(hole, Hole)]
@@ -240,7 +242,7 @@ class Frame:
         if isinstance(found, Hole):
             raise TransitionRefused(
                 "the chat template changes a text in a way that is neither trimming nor JSON, so its tokens cannot be "
-                "told apart from the template's own",
+                "separated from the template's own",
                 field=owner(tree, found) or ("tools" if repr(found) in repr(self._tools) else None),
             )
         for key, transform in zip(keys, found, strict=True):

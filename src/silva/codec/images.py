@@ -17,10 +17,12 @@ IMAGE_PARTS: tuple[JsonObject, ...] = ({"type": "image"}, {"type": "image_url", 
 
 @dataclass(frozen=True, slots=True)
 class ImageForm:
-    """`part` is what the template is given for an image, `mark` the text that it writes for it."""
+    """How a template takes an image in messages of one role."""
 
     part: JsonObject
+    """The content part that the template receives for an image."""
     mark: str
+    """The text that the template writes for it."""
 
 
 def mark_of(whole: str, without: str, text: TokenText) -> str | None:
@@ -42,7 +44,7 @@ def text_holes(content: object) -> list[Hole]:
 
 
 def check_images(pieces: Sequence[str | Hole], tree: Sequence[JsonObject], forms: Mapping[str, ImageForm]) -> None:
-    """Raise TransitionRefused unless the render `pieces` holds each image of the messages once."""
+    """Raise TransitionRefused unless the render `pieces` contains each image of the messages once."""
     expected: Counter[str] = Counter()
     last = 0
     for i, message in enumerate(tree):
@@ -56,7 +58,7 @@ def check_images(pieces: Sequence[str | Hole], tree: Sequence[JsonObject], forms
         found = sum(piece.count(mark) for piece in pieces if isinstance(piece, str))
         if found != num:
             raise TransitionRefused(
-                f"the chat template writes {found} of these messages' {num} images as it writes a single one; so it "
-                "cannot be told which is which",
+                f"the chat template writes {found} of these messages' {num} images as it writes a single one, so the "
+                "images cannot be matched to their marks",
                 field=f"messages[{last}]",
             )

@@ -9,7 +9,7 @@ from typing import TypeVar
 from silva.types import Message, TransitionRefused, join_texts
 
 LATE_SYSTEM_MARK = "[system message]\n"
-"""Stands before the text of a system message that is given as a user turn."""
+"""Comes before the text of a system message that is written as a user turn."""
 
 T = TypeVar("T")
 
@@ -17,8 +17,8 @@ T = TypeVar("T")
 def encode_late_system(messages: Sequence[Message], first: int, encode: Callable[[Sequence[Message]], T]) -> T:
     """`encode` these messages; where the template raises, with all system messages from `first` on as user turns.
 
-    Only what a template forbids is written otherwise: where it drops or moves such a message the step stays refused.
-    TransitionRefused, as it came first, where the template does not take the user turns either.
+    Only what a template forbids is rewritten: where it drops or moves such a message, the step stays refused. Raises
+    the first TransitionRefused where the template does not take the user turns either.
     """
     try:
         return encode(messages)

@@ -15,17 +15,22 @@ Items = Sequence["Part | ControlToken"]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`observation` and `opening` give the two halves of a turn where they meet at a control token.
+    """A learned render.
 
-    Where they do not, `whole` and `without` (the render with and without generation prompt) are encoded in full, and
-    the ids that both start with are the observation.
+    Where observation and opening meet at a control token, each has its own program. Elsewhere the renders with and
+    without generation prompt are encoded in full, and the ids that both start with are the observation.
     """
 
     skeleton: Skeleton
+    """The render with generation prompt, with slots for the texts."""
     observation: Program
+    """Gives the observation ids; empty where `whole` is set."""
     opening: Program
+    """Gives the opening ids; empty where `whole` is set."""
     whole: Program | None = None
+    """Gives all ids with generation prompt; None where the halves are encoded apart."""
     without: Program | None = None
+    """Gives all ids without generation prompt; None where the halves are encoded apart."""
 
     def text(self, text_of: TextOf) -> str:
         return fill(self.skeleton, text_of)

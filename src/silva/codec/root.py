@@ -1,9 +1,17 @@
-"""The first observation of a conversation: a whole render in which every free text is a hole."""
+"""The first observation of a conversation: a whole render in which every free text is a hole.
+
+Example (ChatML), for the message `user: hi`:
+
+    render      <|im_start|>user\\nZq7x...Z<|im_end|>\\n<|im_start|>assistant\\n
+    skeleton    <|im_start|>user\\n [slot] <|im_end|>\\n<|im_start|>assistant\\n
+    ids         observation of the text up to `<|im_end|>\\n`, opening of the rest, with "hi" in the slot
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from silva.codec.deltas import TurnDelta
 from silva.codec.frame import Frame, Pieces, TextOf, lookup
 from silva.codec.images import text_holes
 from silva.codec.recipe import Recipe, learn_recipe
@@ -14,12 +22,12 @@ from silva.types import JsonObject, Message, TransitionRefused
 CACHED_KEY_CHARS = 20_000
 _MOST_TRIED = 64
 DEPENDS_ON_TEXT = (
-    "the chat template writes these messages otherwise because of what their texts say, so their tokens cannot be told "
-    "apart from the template's own"
+    "the chat template writes these messages differently depending on what their texts say, so their tokens cannot be "
+    "separated from the template's own"
 )
 
 
-def encode_root(frame: Frame, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+def encode_root(frame: Frame, messages: Sequence[Message]) -> TurnDelta:
     """Observation and opening ids of a conversation from its start."""
     build = frame.builder(Slots(NEW))
     tree = [build.message(message) for message in messages]
@@ -34,7 +42,8 @@ def encode_root(frame: Frame, messages: Sequence[Message]) -> tuple[list[int], l
     elif not _proven(frame, recipe, tree, inert):
         # the texts matter after all, or a transform was learned in too narrow surroundings
         recipe = learn_root(frame, tree, slots, inert)
-    return recipe.encode(frame.text, frame.texts((), slots.values))
+    observation, opening = recipe.encode(frame.text, frame.texts((), slots.values))
+    return TurnDelta(observation_ids=observation, opening_ids=opening)
 
 
 def learn_root(frame: Frame, tree: Sequence[JsonObject], slots: Slots, inert: TextOf) -> Recipe:
@@ -62,10 +71,10 @@ def _proven(frame: Frame, recipe: Recipe, tree: Sequence[JsonObject], inert: Tex
 
 
 def check_shown(pieces: Pieces, tree: Sequence[JsonObject], *, late_from: int, everywhere: str = "") -> None:
-    """Raise TransitionRefused unless user, tool and later system texts stand in the render, in their order.
+    """Raise TransitionRefused unless the render contains all user, tool and later system texts in their order.
 
-    From message `late_from` on a system message counts as late: it has to stay where it is. `everywhere`
-    is the whole render, where `pieces` are only the end of it.
+    From message `late_from` on a system message counts as late: it has to stay in its place. `everywhere` is
+    the whole render, where `pieces` are only its end.
     """
     places: dict[Hole, int] = {}
     for i, hole in enumerate(holes_of(pieces)):

@@ -2,6 +2,11 @@
 
 A *shape* is the tree that a chat template renders (dicts, lists, literals) in which each free text is a `Hole`. Equal
 shapes give equal skeletons whatever the texts say, so a shape's `repr` is the key under which a skeleton is cached.
+
+    messages   user: "hi"             assistant: "", calls get_time()
+    shape      user: Hole(NEW, 0)     assistant: "", name "get_time", id Hole(NEW, 1)
+    values     ["hi", "call_1"]       kinds ["user.content", "id"]
+
 Blank texts stay literal, because templates branch on them; call ids and names are one hole per distinct value, because
 templates compare them.
 """
@@ -21,7 +26,7 @@ FRAME, CONTEXT, NEW = 0, 1, 2
 """Regions of holes: tools and template arguments; the small context around a delta; the messages to encode."""
 
 IMAGE_WORD = "<image>"
-"""Stands for an image, as plain text, where the chat template has no place for one."""
+"""The plain text that replaces an image where the chat template has no place for one."""
 MAX_DEPTH = 64
 _REGION_SIZE = 500_000
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -44,7 +49,9 @@ class Hole:
     """One free text of a shape: number `index` of its region."""
 
     region: int
+    """`FRAME`, `CONTEXT` or `NEW`."""
     index: int
+    """The place of its text in the region's `Slots.values`."""
 
     def __repr__(self) -> str:
         return f"\x00{self.region}.{self.index}\x00"
@@ -60,7 +67,7 @@ class Hole:
 
 
 def hole_of(digits: str) -> Hole:
-    """The hole whose placeholder holds these four digits."""
+    """The hole whose placeholder contains these four digits."""
     return Hole(*divmod(int(digits, 36), _REGION_SIZE))
 
 
@@ -96,13 +103,16 @@ class Slots:
     """The texts and kinds of the holes of one region, in order."""
 
     region: int
+    """`FRAME`, `CONTEXT` or `NEW`."""
     values: list[str] = field(default_factory=list[str])
+    """The text of each hole."""
     kinds: list[str] = field(default_factory=list[str])
+    """What each text is: `user.content`, `name`, `id`, `argument`, `definition` and the like."""
     _shared: dict[tuple[str, str], Hole] = field(default_factory=dict[tuple[str, str], Hole])
 
     def new(self, value: str, kind: str) -> Hole:
         if len(self.values) >= _REGION_SIZE:
-            raise TransitionRefused(f"one request holds more than {_REGION_SIZE} separate texts")
+            raise TransitionRefused(f"one request contains more than {_REGION_SIZE} separate texts")
         self.values.append(value)
         self.kinds.append(kind)
         return Hole(self.region, len(self.values) - 1)
@@ -126,13 +136,11 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Says which texts may stand in a rendered literal as they are.
-
-    `cores` are the words inside the control tokens (`think` of `<think>`): a template that writes `<` before such a
-    name and `>` behind it would make a control token out of harmless letters, so these words become holes.
-    """
+    """Decides which texts may stay in a rendered literal."""
 
     cores: frozenset[str]
+    """The words inside the control tokens (`think` of `<think>`). They become holes, because a template that writes `<`
+    before such a word and `>` behind it would make a control token out of harmless letters."""
 
     @classmethod
     def of(cls, control_tokens: Iterable[str]) -> Words:
@@ -150,16 +158,16 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallStyle:
-    """How a template wants an assistant turn with calls, found by rendering one.
-
-    `arguments`: as a mapping or as a JSON string; `takes_raw`: a string is printed as it is; `empty_content`: what
-    stands for absent text, None meaning that the field is left out; `nine_ids`: ids are nine letters or digits.
-    """
+    """How a template wants an assistant turn with calls, found by rendering one."""
 
     arguments_as_text: bool = False
+    """Whether the template takes arguments as a JSON string; else as a mapping."""
     takes_raw: bool = False
+    """Whether the template prints arguments that are a string unchanged."""
     empty_content: str | None = None
+    """The content of a turn without text; None leaves the field out."""
     nine_ids: bool = False
+    """Whether the template accepts only call ids of nine letters or digits."""
 
     def calling_turn(self, call_id: str | Hole, name: str, argument: str | Hole) -> JsonObject:
         """An assistant turn without text that makes one call."""
@@ -191,7 +199,7 @@ def text_part(text: str | Hole) -> JsonObject:
 class ShapeBuilder:
     """Turns messages into shapes. The holes' texts gather in `slots`.
 
-    `image_part` gives what stands for an image in a message of a role; None: it has no place there.
+    `image_part` returns what the template takes for an image in a message of a role; None: it takes no image there.
     """
 
     def __init__(
@@ -309,14 +317,14 @@ class DefinitionBuilder:
             return self._slots.shared(clean(value), "definition")
         if value is None or isinstance(value, bool | int | float):
             return value
-        raise TransitionRefused(f"{path} holds a {type(value).__name__}, which is no JSON value", field=path)
+        raise TransitionRefused(f"{path} is a {type(value).__name__}, which is not a JSON value", field=path)
 
     def _key(self, key: object, path: str) -> object:
         if isinstance(key, str) and key in _SCHEMA_KEYS:
             return key
         if not isinstance(key, str) or not _PLAIN.fullmatch(key) or _MARK in key:
             raise TransitionRefused(
-                f"{path} has the key {key!r}; keys may hold letters, digits, spaces and .,:;/()'-_ only, because a "
+                f"{path} has the key {key!r}; keys may contain only letters, digits, spaces and .,:;/()'-_, because a "
                 "chat template may write them beside its own markers",
                 field=path,
             )

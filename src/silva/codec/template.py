@@ -1,4 +1,4 @@
-"""Renders a chat template as transformers does, with one difference: the date stands still.
+"""Renders a chat template as transformers does, with one difference: the date is fixed.
 
 The environment has what chat templates rely on: trimmed blocks, `break` and `continue`, the `generation` tag, a
 `tojson` that leaves HTML characters alone, `raise_exception` and `strftime_now`. Templates run in jinja's immutable
@@ -27,7 +27,6 @@ TEMPLATE_ERRORS = (
     LookupError,
     AttributeError,
     ArithmeticError,
-    RecursionError,
 )
 """What running a template on data may raise."""
 

@@ -11,11 +11,14 @@ from silva.codec.slots import PLACEHOLDER, Hole, hole_of
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """`trim`: "", "l", "r" or "lr" (the ends); `chars`: what is trimmed, None for blanks; `quote`: as JSON or not."""
+    """What a template does to a text. Example: `Transform("lr").apply(" hi\\n")` is `"hi"`."""
 
     trim: str = ""
+    """Which ends are trimmed: "", "l", "r" or "lr"."""
     chars: str | None = None
+    """The characters to trim; None: all blanks."""
     quote: str = ""
+    """How the text is written as JSON: "utf8", "ascii", or "" for not at all."""
 
     def apply(self, text: str) -> str:
         if "l" in self.trim:
@@ -42,7 +45,9 @@ class TextSlot:
     """A place of a skeleton where the text of a hole goes, transformed."""
 
     hole: Hole
+    """Where the text comes from."""
     transform: Transform = IDENTITY
+    """What the template does to it."""
 
 
 Skeleton = tuple["str | TextSlot", ...]
@@ -59,7 +64,7 @@ def parse(text: str) -> list[str | Hole]:
 
 
 def probes(hole: Hole) -> tuple[str, ...]:
-    """Four texts around the hole's placeholder that tell the transforms apart."""
+    """Four texts around the hole's placeholder on which no two transforms agree."""
     mark = hole.placeholder
     return (
         f"\n\n \t{mark} \"q\" 'a' <&> \\ \\n é\t \n\n",
@@ -75,8 +80,8 @@ NUM_PROBES = len(probes(Hole(0, 0)))
 def explain(pieces: Sequence[str | Hole], renders: Sequence[str], probed: set[Hole]) -> list[Transform] | Hole:
     """The transform of each hole of `pieces` in order, or the first hole that has no known one.
 
-    `renders[k]` is the same render in which each hole of `probed` holds its k-th probe; the other holes still hold
-    their placeholders.
+    `renders[k]` is the same render with the k-th probe in each hole of `probed`; the other holes keep their
+    placeholders.
     """
     first, hole = pieces[0], pieces[1] if len(pieces) > 1 else Hole(0, 0)
     assert isinstance(first, str) and isinstance(hole, Hole)

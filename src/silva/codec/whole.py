@@ -1,10 +1,15 @@
-"""The second way to a delta: the history itself is rendered, for steps that a template writes otherwise in each one.
+"""The second way to a delta: render the history itself, for steps that a template writes differently in each history.
 
-Such templates number tool results through the chat, write a second run of results otherwise than the first, or show
-tools and system text in the last user turn. The lineage's messages are rendered with holes, the render is cut where the
-sampled turn ends, and only what stands behind is encoded. Two things have to hold. What stands before the cut is what a
-render of the history alone gives: else the new turn would fit a text that the model never read. And the new turn holds
-no text of an earlier one: what a template shows again is left out, since it stays where it was seen first.
+Some templates number tool results through the chat, write a second run of results differently from the first, or show
+tools and system text in the last user turn. We render the lineage's messages with holes, cut the render where the
+sampled turn ends, and encode only what comes behind the cut:
+
+    render   user [hole] | result 1: [hole] | answer [hole] <|end|> || result 2: [slot] ...
+             before the cut: must equal a render of the history     || the delta
+
+Two conditions must be met. The text before the cut equals a render of the history alone; otherwise the new turn would
+fit a text that the model never read. And the new turn contains no text of an earlier one: what a template shows again
+is left out, because it stays where the model saw it first.
 """
 
 from __future__ import annotations
@@ -29,11 +34,14 @@ _REASONING = "\x00reasoning\x00"
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The turns before the sampled one as a shape. `num_given` as in `Past`; `spoken`: the holes of assistant turns."""
+    """The turns before the sampled one as a shape."""
 
     tree: Tree
+    """The shapes of the turns."""
     num_given: int
+    """How many of them, from the first, were there before any turn was sampled."""
     spoken: frozenset[Hole]
+    """The holes of assistant turns."""
 
     @property
     def has_system(self) -> bool:
@@ -96,16 +104,18 @@ def history_of(tree: Tree, num_given: int | None = None) -> History:
 
 
 def _texts(context: AnsweredTurn) -> list[str]:
-    """Texts for the holes that stand before the new messages."""
+    """Texts for the holes before the new messages."""
     return [value or Hole(CONTEXT, i).placeholder for i, value in enumerate(context.slots.values)]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A recipe that holds behind histories of one shape only. `frame` is what it was rendered with."""
+    """A recipe that is right behind histories of one shape only."""
 
     known: DeltaRecipe
+    """The delta behind that shape."""
     frame: Frame
+    """What it was rendered with: the conversation's frame, or the same without tools."""
 
     def proven_by(self, step: Step) -> bool:
         """Whether the template writes the same for the real (inert) texts."""
@@ -145,7 +155,7 @@ class Whole(DeltaLearner):
         raise TransitionRefused(DEPENDS_ON_TEXT, field=self._step.only_field)
 
     def _compare(self, form: Form, turn: JsonObject, tail: str, known: str) -> tuple[tuple[str, bool], ...]:
-        """Refuse the step unless the render still holds the history as it was read."""
+        """Refuse the step unless the render still contains the history as the model read it."""
         self._cut_text = tail
         before = self._text[: len(self._text) - len(tail)]
         read = self._frame.render(self._history.tree, gen=True)
@@ -158,7 +168,7 @@ class Whole(DeltaLearner):
         return ()
 
     def _difference(self, read: str, before: str) -> str | None:
-        """How the history stands otherwise in `before` than in `read`, None where it is the same in all that counts.
+        """How the history in `before` differs from that in `read`; None where all that counts is the same.
 
         What leads into an assistant turn (an opening, or the close of a group of results) was given to the model with
         that turn and may change, and so may reasoning.
@@ -172,12 +182,12 @@ class Whole(DeltaLearner):
                 return f"{'moves' if moved else 'drops'} the text of an earlier {self._role(hole)}"
             thought = _REASONING in gap or _REASONING in other
             if other != gap and not thought and hole not in spoken:
-                return f"writes what stands before the text of an earlier {self._role(hole)} anew"
+                return f"rewrites what comes before the text of an earlier {self._role(hole)}"
             spoken.discard(hole)  # a result may show the id of its call again
         return None
 
     def _gaps(self, text: str) -> list[tuple[str, Hole]]:
-        """The text before each hole that is no reasoning; last what stands behind them all."""
+        """The text before each hole that is no reasoning; last, the text behind them all."""
         gaps: list[tuple[str, Hole]] = []
         gap = ""
         for piece in parse(text):
@@ -213,7 +223,7 @@ class Whole(DeltaLearner):
                     yield Whole(replace(self._step, frame=shown), kept)
 
     def left_out_was_seen(self, full: Whole) -> bool:
-        """Whether `full` writes the same and besides only what its history began with and what it has moved here."""
+        """Whether `full` writes the same plus only what its history began with and what it has moved here."""
         if not full._cut_text:
             return False
         before = full._text[: len(full._text) - len(full._cut_text)]

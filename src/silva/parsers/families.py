@@ -149,7 +149,7 @@ Kind = Literal["tool_call", "reasoning"]
 
 
 def parser_names(kind: Kind) -> tuple[str, ...]:
-    """What the option of this kind may say."""
+    """The values that the option of this kind accepts."""
     known = TOOL_CALLS if kind == "tool_call" else REASONING
     return ("none", "auto", *known, *ALIASES[kind])
 
@@ -168,7 +168,9 @@ class Shown:
     """The formats that a chat template shows."""
 
     tool_calls: str = "generic"
+    """A name in `TOOL_CALLS`."""
     reasoning: str = "generic"
+    """A name in `REASONING`."""
 
 
 Signs = tuple[tuple[str, tuple[str, ...]], ...]
@@ -197,7 +199,7 @@ _TOOL_SIGNS: Signs = (
     ("llama3", ("<|start_header_id|>ipython", '"parameters": ')),
     ("llama3", ("<|python_tag|>",)),
 )
-"""The first whose texts all stand in the template's source is the family. Order matters: a template that shows JSON
+"""The first entry whose texts are all in the template's source is the family. Order matters: a template that shows JSON
 inside its XML must not be taken for Hermes, and calls of a form that no parser here reads are not for Llama's."""
 
 _REASONING_SIGNS: Signs = (
@@ -220,7 +222,7 @@ _REASONING_SIGNS: Signs = (
 
 
 def detect(template: str, added_tokens: Collection[str]) -> Shown:
-    """What the source of a chat template shows; where it shows nothing, what the tokenizer's own tokens show."""
+    """The formats that the source of a chat template shows; where it shows none, those of the tokenizer's tokens."""
     return Shown(
         tool_calls=_first(_TOOL_SIGNS, template, added_tokens),
         reasoning=_first(_REASONING_SIGNS, template, added_tokens),

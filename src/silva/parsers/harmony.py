@@ -1,4 +1,4 @@
-"""gpt-oss: a turn is a row of messages, each on a channel, and a call is a message to a function.
+"""gpt-oss: a turn is a sequence of messages, each on a channel, and a call is a message to a function.
 
 Reasoning and calls are read apart, as in other families: what reads the reasoning also takes the frames off the text
 that is meant for the user, and leaves calls as they are.
@@ -56,6 +56,7 @@ class HarmonyReasoning:
     """The analysis channel. Several messages on it are joined by a newline."""
 
     end_mark: str = END
+    """What closes the reasoning of a turn."""
 
     def split(self, text: str, opening: str) -> tuple[str, str]:
         if CHANNEL not in text:
@@ -82,6 +83,7 @@ class HarmonyCalls:
     """Messages to `functions.NAME`, whatever their channel."""
 
     gap: int = 0
+    """How many newlines the family's template writes before a call."""
 
     def find(self, text: str, at: int, tools: Tools) -> int:
         if text.find(_FUNCTION, at) < 0:

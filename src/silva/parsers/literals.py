@@ -1,4 +1,4 @@
-"""Values that are written as Python writes them, as JSON text."""
+"""Values in Python syntax, as JSON text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def python_value(text: str) -> tuple[object, str] | None:
 def keyword_arguments(text: str, at: int) -> tuple[int, str | None]:
     """Where the parentheses at `at` close (-1: nowhere), and the keyword arguments in them as a JSON object.
 
-    None stands for arguments that are no literals, come twice or have no keyword.
+    None where an argument is not a literal, comes twice or has no keyword.
     """
     out: list[str] = []
     depth, readable = 0, True

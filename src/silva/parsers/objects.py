@@ -95,7 +95,7 @@ def read_objects(text: str, at: int, close: str, again: str) -> list[Piece]:
 
 
 def _object_start(text: str, at: int) -> int:
-    """Where the next object begins behind blanks and at most one separator; -1 where something else stands."""
+    """Where the next object begins behind blanks and at most one separator; -1 where there is something else."""
     at = skip_blanks(text, at)
     if text[at : at + 1] in (",", ";"):
         at = skip_blanks(text, at + 1)

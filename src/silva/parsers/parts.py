@@ -1,6 +1,6 @@
 """What every format is made of: parsed turns, pieces of a block of calls, and reading marks and JSON that may be cut.
 
-A format is a small declared object. It says where a block of calls begins and splits the block into pieces that follow
+A format is a small declared object. It finds where a block of calls begins and splits the block into pieces that follow
 each other without a gap; what becomes of the pieces is decided in one place, for all formats alike.
 """
 
@@ -23,7 +23,7 @@ _CLEAR_NAME = re.compile(
 _NEXT_KEY = re.compile(r'\s*,\s*(?:"|\Z)')
 """Behind arguments that are whole: the call was cut in another of its fields."""
 _NO_ARGUMENTS = frozenset({"name", "id", "type", "index"})
-"""What a call may have beside its arguments. Anything else stands for arguments that are broken, and stays as it is."""
+"""What a call may have beside its arguments. Any other key belongs to broken arguments, and is kept."""
 _BLANKS = re.compile(r"\s*")
 _JSON = json.JSONDecoder()
 _WINDOW = 512
@@ -36,26 +36,36 @@ Tools = Sequence[JsonObject] | None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedCall:
-    """A call as the model wrote it; `arguments` is the raw text."""
+    """A call as the model wrote it. Example: `ParsedCall(name="add", arguments='{"a": 1}')`."""
 
     name: str
+    """The function's name."""
     arguments: str
+    """The raw text of the arguments, usually a JSON object."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedTurn:
+    """A sampled turn, split. Example: `<think>so</think>4` gives content `4` and reasoning `so`."""
+
     content: str
+    """The text that is neither reasoning nor a call."""
     reasoning: str = ""
+    """The text of the reasoning block; empty without one."""
     calls: tuple[ParsedCall, ...] = ()
+    """The calls in order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """A stretch of a block, up to `end`: a call, a mark around calls (goes when they go), or else text."""
+    """A stretch of a block: a call, a mark around calls, or else text."""
 
     end: int
+    """Where it ends in the turn's text; it begins where the piece before ends."""
     call: ParsedCall | None = None
+    """The call in it; None for marks and text."""
     is_mark: bool = False
+    """Whether it is a mark, which is removed together with the calls around it."""
 
 
 class ToolFormat(Protocol):
@@ -107,7 +117,7 @@ def skip_blanks(text: str, at: int) -> int:
 
 
 def mark_end(text: str, at: int, mark: str, *, least: int = 0) -> int:
-    """Where `mark` ends that stands at `at` behind blanks, whole or cut by the end of the text; -1 where none does.
+    """Where the `mark` at `at` ends, behind blanks, whole or cut by the end of the text; -1 where there is none.
 
     `least`: of a cut mark, at least so many characters must be there.
     """
@@ -119,9 +129,9 @@ def mark_end(text: str, at: int, mark: str, *, least: int = 0) -> int:
 
 
 def json_end(text: str, at: int) -> int:
-    """Where the JSON value ends that stands at `at` behind blanks; -1 where none does, or one that was cut.
+    """Where the JSON value at `at` ends, behind blanks; -1 where there is none, or one that was cut.
 
-    It reads a window that grows: a decoder that fails counts the lines of all that it was given.
+    It reads a growing window, because a decoder that fails counts the lines of all its input.
     """
     at = skip_blanks(text, at)
     size = _WINDOW
@@ -148,7 +158,7 @@ def text_until(text: str, at: int, *marks: str) -> int:
 def first_of(text: str, at: int, marks: Sequence[str]) -> int:
     """Where the first of `marks` begins from `at` on; -1: nowhere.
 
-    It looks in a window that grows, so that a mark which stands nowhere is not looked for to the end each time.
+    It searches a growing window, so that a missing mark does not cost a search to the end each time.
     """
     size = _WINDOW
     while marks and at < len(text):
@@ -168,7 +178,7 @@ def opened(text: str, at: int, mark: str) -> list[Piece]:
 def closed(text: str, at: int, close: str, *again: str) -> list[Piece]:
     """The closing mark at `at`, with the text before it where there is some.
 
-    None where it is missing: it stands nowhere, or one of the marks in `again`, which begin the next block, is nearer.
+    Empty where it is missing, or where one of the marks in `again`, which begin the next block, is nearer.
     """
     if not close:
         return []
@@ -192,12 +202,12 @@ def without_newlines(text: str, *, before: int = 0, behind: int = 0) -> str:
 
 
 def has_no_tools(tools: Tools) -> bool:
-    """Whether a conversation is known to have no tools: what stands without a mark is no call then."""
+    """Whether a conversation is known to have no tools: a text without a mark is then not a call."""
     return tools is not None and not tools
 
 
 def read_call(body: str) -> ParsedCall | None:
-    """The call that a JSON object with a name states, or None where no function name is clear."""
+    """The call of a JSON object with a name, or None where no function name is clear."""
     try:
         fields = msgspec.json.decode(body.strip().encode(), type=dict[str, msgspec.Raw])
         name = msgspec.json.decode(fields["name"], type=str)
@@ -227,12 +237,12 @@ def _read_broken_call(body: str) -> ParsedCall | None:
 
 
 def unquoted(arguments: str) -> str:
-    """Arguments that are a JSON string stand for the text in it."""
+    """The text inside arguments that are a JSON string; other arguments unchanged."""
     return (text_of(arguments) or arguments) if arguments.startswith('"') else arguments
 
 
 def text_of(quoted: str) -> str | None:
-    """The text of a JSON string, or None where it is none or holds half a surrogate pair."""
+    """The text of a JSON string, or None where it is not one or contains half a surrogate pair."""
     try:
         value: Any = json.loads(quoted)
         value.encode()

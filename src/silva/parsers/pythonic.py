@@ -13,7 +13,7 @@ _BARE = re.compile(r"\s*\[\s*[A-Za-z_][\w.-]*\(")
 
 
 def read_python_call(text: str, at: int, name: str, close: str = "") -> tuple[int, ParsedCall]:
-    """The end of a call whose arguments stand in the parentheses at `at`, and the call.
+    """The end of a call whose arguments are in the parentheses at `at`, and the call.
 
     What cannot be read is the raw text between the parentheses; without a closing one, up to the mark `close`.
     """

@@ -21,15 +21,22 @@ from silva.parsers.parts import (
 
 @dataclass(frozen=True, kw_only=True)
 class SectionCalls:
-    """`head` is a pattern from `call_open` up to the arguments and holds `name`; `fence` may stand behind these."""
+    """A section with calls in it, each between its own marks: a head with the name, then JSON arguments."""
 
     open: str
+    """The mark that opens the section."""
     close: str
+    """The mark that closes the section."""
     call_open: str
+    """The mark that opens a call."""
     call_close: str
+    """The mark that closes a call."""
     head: str
+    """Pattern of the text from `call_open` up to the arguments, with a group `name`."""
     fence: str = ""
+    """A mark that may follow the arguments; empty for none."""
     gap: int = 0
+    """How many newlines the family's template writes before a section."""
     _head: re.Pattern[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +56,7 @@ class SectionCalls:
         return [*pieces, *closed(text, at, self.close, self.open, self.call_open)]
 
     def _arguments(self, text: str, begin: int) -> tuple[int, str]:
-        """The end of a call whose arguments stand at `begin`, and these: JSON, else the raw text up to a mark."""
+        """The end of a call and its arguments, which begin at `begin`: JSON, else the raw text up to a mark."""
         at = json_end(text, begin)
         if at >= 0:
             fence_end = mark_end(text, at, self.fence) if self.fence else -1

@@ -1,4 +1,4 @@
-"""Calls whose arguments stand each between tags of their own, as text without a type."""
+"""Calls in which each argument is between tags of its own, as text without a type."""
 
 from __future__ import annotations
 
@@ -27,20 +27,27 @@ LEAST = 2
 class TaggedCalls:
     """Blocks from `open` to `close` with calls in them, each from `call` to `call_close`.
 
-    `call` and `key` are patterns that begin a call and an argument and hold `name`, or `key` and maybe `kind`
-    ("true": a string, "false": JSON). `starts` are texts that begin a block whose opening tag is missing. Where the
-    block is the call (GLM), `call_close` is empty. `newlines` are written inside the tags of a value.
+    Example: `<tool_call><function=add><parameter=a>1</parameter></function></tool_call>`.
     """
 
     open: str
+    """The tag that opens a block."""
     close: str
+    """The tag that closes a block."""
     call: str
+    """Pattern that begins a call, with a group `name`."""
     call_close: str
+    """The tag that closes a call; empty where the block is the call (GLM)."""
     key: str
+    """Pattern that begins an argument, with a group `key` and maybe `kind` ("true": a string, "false": JSON)."""
     value_close: str
+    """The tag that closes a value."""
     starts: tuple[str, ...] = ()
+    """Texts that begin a block whose opening tag is missing."""
     newlines: int = 0
+    """How many newlines the family's template writes inside the tags of a value, on each side."""
     gap: int = 1
+    """How many newlines the family's template writes before a block."""
     _call: re.Pattern[str] = field(init=False)
     _key: re.Pattern[str] = field(init=False)
     _value_end: re.Pattern[str] = field(init=False)

@@ -9,12 +9,16 @@ from silva.parsers.parts import without_newlines
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThinkBlock:
-    """`open` and `close`, and how many newlines the family's template writes inside each and behind the block."""
+    """Reasoning between two marks, and the newlines that the family's template writes around it."""
 
     open: str = "<think>"
+    """The mark before the reasoning."""
     close: str = "</think>"
+    """The mark behind the reasoning."""
     inside: int = 0
+    """How many newlines are inside each mark."""
     behind: int = 0
+    """How many newlines are behind the block."""
 
     @property
     def end_mark(self) -> str:

@@ -1,4 +1,4 @@
-"""The parser of a run: one reasoning format, one format of calls, and the rules that hold for all of them."""
+"""The parser of a run: one reasoning format, one format of calls, and the rules for all formats."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from silva.parsers.parts import ParsedCall, ParsedTurn, Piece, ReasoningFormat, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnParser:
-    """Which formats are read. None leaves what they would read in the content."""
+    """Splits sampled text with one format for reasoning and one for calls."""
 
     reasoning: ReasoningFormat | None = None
+    """The format of reasoning; None leaves reasoning in the content."""
     tool_calls: ToolFormat | None = None
+    """The format of calls; None leaves calls in the content."""
     reasoning_name: str = "none"
+    """The name of `reasoning` in `REASONING`."""
     tool_call_name: str = "none"
+    """The name of `tool_calls` in `TOOL_CALLS`."""
 
     @classmethod
     def from_names(
@@ -55,8 +59,8 @@ class TurnParser:
         """Split a turn's text.
 
         `text` is what was sampled, without the end-of-turn marker; `opening` is the decoded generation prompt, which
-        tells whether the turn starts inside a reasoning block. `tools` are those of the conversation: formats that
-        write arguments without types take the types from them. Calls that `is_call` denies stay text, marks included.
+        shows whether the turn starts inside a reasoning block. `tools` are those of the conversation: formats that
+        write arguments without types take the types from them. Calls that `is_call` rejects stay text, marks included.
         """
         reasoning = ""
         if self.reasoning is not None:
@@ -91,7 +95,7 @@ def _split_calls(
 
 
 def _left_over(text: str, start: int, pieces: list[Piece], is_call: Callable[[ParsedCall], bool]) -> str:
-    """What of a block stays text once its calls are taken out; its marks, too, where one of them is denied."""
+    """What of a block stays text once its calls are taken out; its marks, too, where a call is rejected."""
     denied = any(piece.call is not None and not is_call(piece.call) for piece in pieces)
     kept: list[str] = []
     for piece in pieces:
