@@ -24,11 +24,16 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 import numpy as np
+from plan_measures import fill, lockstep_ratio
 
-from silva.train.balance import Plan, fill, lockstep_ratio, plan
+from silva.train.balance import Plan, plan
 
 NUM_SAMPLES, BUDGET, NUM_RANKS = 4096, 65536, 8
 DRAWS = {"usual": (8.0, 1.0), "short": (7.0, 0.7), "long tail": (8.5, 1.5)}

@@ -15,9 +15,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from codec.oracles import NOW, ROOT, small_bpe
+from oracles import NOW, ROOT, small_bpe
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
