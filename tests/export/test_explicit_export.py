@@ -66,6 +66,12 @@ async def test_every_committed_state_can_be_exported_and_only_those(codec: TurnC
         assert [record.name for record in found] == ["r3", "r4", "r5"]
         ends = [f"record 'r4' (line 2 of the output file) ends with a request (observation {second.parent.node_id})"]
         assert [text for text in caplog.messages if ends[0] in text and "append that answer" in text]
+        again = {"name": "again", "messages": history[:4], "tools": TOOLS}
+        output, exporter = (json.dumps(records[1]) + "\n" + json.dumps(again) + "\n").encode(), Exporter()
+        caplog.clear()
+        for session_id in ("s", "other"):
+            exporter.records(serve.forest("s"), output, "train", session_id)
+        assert exporter.counters["unanswered_end"] == 4 and caplog.text.count("append that answer") == 1
 
         text = refused(serve, "s", {"messages": history[:2], "tools": TOOLS})
         assert "it ends with messages[1], before any answer of the model (observation 1 (request " in text

@@ -11,7 +11,7 @@ from gateway_serve import Json, serving, until
 from manual_clock import ManualClock
 
 from silva.codec import TurnCodec
-from silva.gateway.protocol import MAX_HEAD_BYTES
+from silva.gateway.protocol import MAX_HEAD_BYTES, MAX_QUEUED
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 BODY = json.dumps({"messages": HI}).encode()
@@ -108,6 +108,20 @@ async def test_requests_that_are_sent_in_one_go_are_answered_in_order(codec: Tur
     async with serving(codec, script) as serve:
         found = await answers(serve.server.port, post() * 3, 3)
         assert [answer["choices"][0]["message"]["content"] for _, answer in found] == ["0", "1", "2"]
+
+
+async def test_a_connection_with_many_requests_behind_the_one_being_answered_is_not_read(codec: TurnCodec):
+    async with serving(codec, [{"error": "hang"}]) as serve:
+        _, writer = await asyncio.open_connection("127.0.0.1", serve.server.port)
+        writer.write(post() * MAX_QUEUED)
+        await until(lambda: serve.calls("s"))
+        (protocol,) = serve.server._server.server_state.connections
+        await until(lambda: len(protocol.pipeline) == MAX_QUEUED - 1)
+        assert not protocol.flow.read_paused
+        writer.write(post())
+        await until(lambda: len(protocol.pipeline) == MAX_QUEUED)
+        assert protocol.flow.read_paused
+        writer.transport.abort()
 
 
 async def test_what_is_no_request_does_not_break_into_an_answer(codec: TurnCodec):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 
 import pytest
-from gateway_serve import Json, serving
+from gateway_serve import Json, serving, until
+from manual_clock import ManualClock
 
 from silva.codec import TurnCodec
 
@@ -124,6 +126,19 @@ async def test_a_repair_of_a_turn_that_failed_is_counted_with_the_one_that_works
         assert failed.status_code == 503 and serve.turns.counters["repair_blanks"] == 0
         assert (await serve.post("s", body)).headers["x-silva-repairs"] == "1"
         assert (await serve.post("s", body)).headers["x-silva-repairs"] == "0"
+        assert serve.turns.counters["repair_blanks"] == 1
+
+
+async def test_a_repair_that_two_turns_make_at_once_counts_once(codec: TurnCodec):
+    clock = ManualClock()
+    script: list[Json] = [{"text": " A "}, {"text": "ok", "delay_s": 1.0}]
+    async with serving(codec, script, clock=clock, agentic_echo_match="lenient") as serve:
+        await serve.message("s", [user("hi")])
+        body = {"messages": [user("hi"), {"role": "assistant", "content": "A"}, user("go")]}
+        both = [asyncio.create_task(serve.post("s", body)) for _ in range(2)]
+        await until(lambda: len(serve.calls("s")) == 3)
+        await clock.until(lambda: all(task.done() for task in both))
+        assert [task.result().headers["x-silva-repairs"] for task in both] == ["1", "1"], "neither was written yet"
         assert serve.turns.counters["repair_blanks"] == 1
 
 

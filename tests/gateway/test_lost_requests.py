@@ -124,7 +124,9 @@ async def test_a_session_that_ends_as_a_turn_is_written_records_what_was_ended_t
             assert (record.node_id, record.finish_reason, record.latency_s) == (2, "stop", 3.0)
 
 
-async def test_an_answer_that_was_cut_behind_its_head_keeps_its_error_in_the_records(codec: TurnCodec):
+async def test_an_answer_that_was_cut_behind_its_head_keeps_its_error_in_the_records(
+    codec: TurnCodec, caplog: pytest.LogCaptureFixture
+):
     clock = ManualClock()
     script: list[Json] = [{"error": "500", "delay_s": 250.0}]
     async with serving(codec, script, clock=clock, retry_delays_s=()) as serve:
@@ -136,6 +138,7 @@ async def test_an_answer_that_was_cut_behind_its_head_keeps_its_error_in_the_rec
         assert not rest.result().endswith(b"0\r\n\r\n")
         (record,) = serve.session("s").requests
         assert (record.http_status, record.error_code, record.latency_s) == (503, "engine_error", 250.0)
+        assert "without completing response" not in caplog.text, "we cut it; the server finds no half answer"
 
 
 async def test_a_retry_with_another_nonce_is_the_same_request(codec: TurnCodec):

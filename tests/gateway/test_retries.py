@@ -14,6 +14,7 @@ from raw_http import RawClient
 
 from silva.codec import TurnCodec
 from silva.gateway.held import MAX_ENDED
+from silva.types.generation import GenerateRequest, GenerateResult
 
 HI: list[Json] = [{"role": "user", "content": "hi"}]
 OTHER: list[Json] = [{"role": "user", "content": "something else"}]
@@ -237,6 +238,28 @@ async def test_another_history_ends_an_abandoned_turn_at_once(codec: TurnCodec):
         assert serve.engine.usage().num_running == 0 and not serve.session("s").open_turns
         assert serve.turns.counters["abandoned_turn"] == 1
         assert serve.sample("s").num_turns == 1  # nothing is left of it
+
+
+async def test_a_dropped_turn_is_not_joined_while_it_ends(codec: TurnCodec, monkeypatch: pytest.MonkeyPatch):
+    clock, may_end = ManualClock(), asyncio.Event()
+    async with serving(codec, [{"error": "hang"}, {"text": "two"}, {"text": "three"}], clock=clock) as serve:
+        generate = serve.engine.generate
+
+        async def slow_to_end(request: GenerateRequest) -> GenerateResult:
+            try:
+                return await generate(request)
+            except asyncio.CancelledError:
+                await may_end.wait()
+                raise
+
+        monkeypatch.setattr(serve.engine, "generate", slow_to_end)
+        await lost(serve, clock)
+        assert content(await serve.chat("s", OTHER)) == "two"
+        again = asyncio.create_task(serve.chat("s", HI))
+        await until(lambda: len(matches(serve)) == 3 and matches(serve)[2])
+        may_end.set()
+        assert content(await again) == "three"
+        assert matches(serve) == ["root", "root", "root"]
 
 
 async def test_another_history_leaves_turns_with_clients_alone(codec: TurnCodec):

@@ -34,6 +34,7 @@ class GroupLoop:
     def __init__(self, serve: Serve):
         self._client = EngineClient(serve.engine, SystemClock(), timeout_s=10.0, retry_delays_s=())
         self.calls: list[list[tuple[int, int]]] = []
+        self.session_ids: set[str] = set()
 
     async def run(self, sessions: Sequence[Session], again: Again) -> Mapping[str, SessionResult]:
         self.calls.append([(session.slot, session.try_index) for session in sessions])
@@ -46,6 +47,7 @@ class GroupLoop:
             if session.slot == 0:
                 better = again(session)
                 results[better.session_id] = await self._sample(better)
+        self.session_ids |= results.keys() | {session.session_id for session in sessions}
         return results
 
     async def _sample(self, session: Session) -> SessionResult:
@@ -91,6 +93,7 @@ async def run_group(codec: TurnCodec, run_dir: Path, **settings: Any) -> tuple[G
             ledger.end_prompts([prompt.prompt_id], "dropped", reason="test", train_step=0)
             ledger.flush()
             assert serve.leases.num_running == 0
+            assert loop.session_ids and all(map(serve.registry.has_ended, loop.session_ids))
     return result, loop, credit
 
 
