@@ -196,23 +196,17 @@ def text_part(text: str | Hole) -> JsonObject:
     return {"type": "text", "text": text}
 
 
+@dataclass(eq=False)
 class ShapeBuilder:
     """Turns messages into shapes. The holes' texts gather in `slots`.
 
     `image_part` returns what the template takes for an image in a message of a role; None: it takes no image there.
     """
 
-    def __init__(
-        self,
-        slots: Slots,
-        words: Words,
-        style: CallStyle,
-        image_part: Callable[[str], JsonObject | None] = lambda role: None,
-    ):
-        self.slots = slots
-        self._image_part = image_part
-        self._words = words
-        self._style = style
+    slots: Slots
+    words: Words
+    style: CallStyle
+    image_part: Callable[[str], JsonObject | None] = lambda role: None
 
     def message(self, message: Message) -> JsonObject:
         out: JsonObject = {"role": message.role}
@@ -225,8 +219,8 @@ class ShapeBuilder:
                 out["tool_calls"] = [self._call(call) for call in message.tool_calls]
             if message.content or not message.tool_calls:
                 out["content"] = self._text(message.content, "assistant.content")
-            elif self._style.empty_content is not None:
-                out["content"] = self._style.empty_content
+            elif self.style.empty_content is not None:
+                out["content"] = self.style.empty_content
             return out
         kind = f"{message.role}.content"
         out["content"] = self._parts(message, kind) if message.parts else self._text(message.content, kind)
@@ -235,7 +229,7 @@ class ShapeBuilder:
         return out
 
     def _parts(self, message: Message, kind: str) -> list[JsonObject] | str | Hole:
-        image = self._image_part(message.role)
+        image = self.image_part(message.role)
         if image is None:
             return self._text("".join(part if isinstance(part, str) else IMAGE_WORD for part in message.parts), kind)
         return [
@@ -246,10 +240,10 @@ class ShapeBuilder:
         return call_part(self._id(call.id), self._name(call.name), self._arguments(call.arguments))
 
     def _id(self, value: str) -> Hole:
-        return self.slots.shared(safe_id(value, self._style.nine_ids), "id")
+        return self.slots.shared(safe_id(value, self.style.nine_ids), "id")
 
     def _name(self, value: str) -> str | Hole:
-        return value if value and self._words.plain(value) else self._shared_text(value, "name")
+        return value if value and self.words.plain(value) else self._shared_text(value, "name")
 
     def _text(self, value: str, kind: str) -> str | Hole:
         return self.slots.new(clean(value), kind) if value and not value.isspace() else value
@@ -259,14 +253,14 @@ class ShapeBuilder:
 
     def _arguments(self, raw: str) -> object:
         if not raw.strip():
-            return "{}" if self._style.arguments_as_text else {}
-        if self._style.arguments_as_text:
+            return "{}" if self.style.arguments_as_text else {}
+        if self.style.arguments_as_text:
             return self.slots.new(clean(raw), "arguments")
         parsed = parse_arguments(raw)
         if parsed is not None:
             return self._walk(parsed)
         hole = self.slots.new(clean(raw), "arguments")
-        return hole if self._style.takes_raw else {"arguments": hole}
+        return hole if self.style.takes_raw else {"arguments": hole}
 
     def _walk(self, value: object) -> object:
         if isinstance(value, dict):
@@ -276,7 +270,7 @@ class ShapeBuilder:
         return self._text(value, "argument") if isinstance(value, str) else value
 
     def _key(self, key: str) -> str | Hole:
-        return key if self._words.plain(key) else self._shared_text(key, "argument_key")
+        return key if self.words.plain(key) else self._shared_text(key, "argument_key")
 
 
 def parse_arguments(raw: str) -> JsonObject | None:

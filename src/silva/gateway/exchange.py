@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -52,6 +52,7 @@ _TOO_LARGE = ApiError(
 )
 
 
+@dataclass(eq=False)
 class ModelEndpoint:
     """Consumes HTTP requests of any dialect, produces exactly one answer for each.
 
@@ -60,11 +61,12 @@ class ModelEndpoint:
     at once when its session asks for something else.
     """
 
-    def __init__(self, registry: SessionRegistry, turns: TurnService, clock: Clock, options: GatewayOptions):
-        self._registry = registry
-        self._turns = turns
-        self._clock = clock
-        self._options = options
+    registry: SessionRegistry
+    turns: TurnService
+    clock: Clock
+    options: GatewayOptions
+
+    def __post_init__(self) -> None:
         self._held: WeakKeyDictionary[LiveSession, HeldTurns] = WeakKeyDictionary()
         """The turns of each live session that can be joined."""
 
@@ -77,7 +79,7 @@ class ModelEndpoint:
         async def parse(body: bytes) -> tuple[ModelRequest, bytes]:
             request = live.read_request(dialect, body, record)
             root = live.session.forest.root_of(request.conversation)
-            return request, body_digest(dialect.name, root, request.options, self._turns.identify(request)[0])
+            return request, body_digest(dialect.name, root, request.options, self.turns.identify(request)[0])
 
         try:
             read = await self._read(f"request {record.request_id}", live, scope, receive, parse)
@@ -93,8 +95,8 @@ class ModelEndpoint:
                 options=options,
                 held=held,
                 record=record,
-                clock=self._clock,
-                data_heartbeat_s=self._options.agentic_sse_data_heartbeat_s,
+                clock=self.clock,
+                data_heartbeat_s=self.options.agentic_sse_data_heartbeat_s,
                 send=send,
                 delivery=delivery_of(scope),
                 outcome=partial(self._outcome, live, held, record),
@@ -114,7 +116,7 @@ class ModelEndpoint:
 
         async def count(body: bytes) -> int:
             request = dialect.parse_count(body, live.history(dialect.name))
-            return await self._turns.count_tokens(live, request)
+            return await self.turns.count_tokens(live, request)
 
         outcome = await self._read("a token count", live, scope, receive, count)
         if isinstance(outcome, ApiError):
@@ -125,7 +127,7 @@ class ModelEndpoint:
     async def _admit(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> LiveSession | None:
         """The session of the request's credential; None where there is none, after the client got the refusal."""
         token = credential(scope)
-        live = self._registry.find(token) if token else None
+        live = self.registry.find(token) if token else None
         if live is None:
             refused = self._refusal(token)
             # Take the body off the connection first: a client that is still writing would not read the refusal.
@@ -138,9 +140,9 @@ class ModelEndpoint:
         """Why this key is refused."""
         if not token:
             return _NO_KEY
-        if self._registry.has_ended(token):
+        if self.registry.has_ended(token):
             return SESSION_ENDED
-        return _NO_OPEN_ID if self._registry.allows_open_sessions else _UNKNOWN
+        return _NO_OPEN_ID if self.registry.allows_open_sessions else _UNKNOWN
 
     async def _read(
         self, name: str, live: LiveSession, scope: Scope, receive: Receive, work: Callable[[bytes], Awaitable[T]]
@@ -170,14 +172,14 @@ class ModelEndpoint:
         held = turns.find(asked, evidence)
         if held is not None:
             record.match = "join"
-            self._turns.counters["match_join"] += 1
+            self.turns.counters["match_join"] += 1
             return held
-        self._turns.counters["repeated_without_evidence"] += turns.knows(asked)
+        self.turns.counters["repeated_without_evidence"] += turns.knows(asked)
         for abandoned in turns.abandoned():
-            self._turns.counters["abandoned_turn"] += 1
+            self.turns.counters["abandoned_turn"] += 1
             abandoned.drop()
-        held = HeldTurn(asked=asked, evidence=evidence, record=record, created_s=self._clock.wall_s())
-        held.begin(live.begin_turn(self._turns.run(live, request, record, held)))
+        held = HeldTurn(asked=asked, evidence=evidence, record=record, created_s=self.clock.wall_s())
+        held.begin(live.begin_turn(self.turns.run(live, request, record, held)))
         turns.add(held)
         return held
 
@@ -211,7 +213,7 @@ class ModelEndpoint:
         """Keep a turn without a client for a while. It ends uncommitted unless somebody asks for it again."""
         if not held.is_abandoned:
             return
-        timer = asyncio.ensure_future(self._clock.sleep(self._options.agentic_disconnect_grace_s))
+        timer = asyncio.ensure_future(self.clock.sleep(self.options.agentic_disconnect_grace_s))
         asked = asyncio.ensure_future(held.wanted.wait())
         try:
             await asyncio.wait({timer, asked, held.task}, return_when=asyncio.FIRST_COMPLETED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 
 from silva.credit import CUSTOM_FAILED, hook_input, read_credits, spread_credits
 from silva.types import GroupEnd, GroupView, Samples, SharedPrefix, SilvaError
@@ -14,6 +15,7 @@ AdvantageFunction = Callable[..., Awaitable[object]]
 """Called with a HookInput, and with a GroupView where it takes the group."""
 
 
+@dataclass(eq=False)
 class CustomAdvantage:
     """Gives the contexts of a group the credits that a function of the user returns for it.
 
@@ -22,32 +24,24 @@ class CustomAdvantage:
     the group is then dropped as `custom_advantage_failed`. Other errors are ours and pass.
     """
 
-    def __init__(
-        self,
-        function: AdvantageFunction,
-        *,
-        takes_group: bool = False,
-        failed: type[SilvaError],
-        shared_prefix: SharedPrefix = "once",
-        path: str | None = None,
-    ):
-        """`path` is named in errors."""
-        self._path = path
-        self._function = function
-        self._takes_group = takes_group
-        self._failed = failed
-        self._shared_prefix: SharedPrefix = shared_prefix
+    function: AdvantageFunction
+    _: KW_ONLY
+    takes_group: bool = False
+    failed: type[SilvaError]
+    shared_prefix: SharedPrefix = "once"
+    path: str | None = None
+    """Where the function is, for errors; None: they do not name it."""
 
     async def assign(self, samples: Samples, group: GroupView) -> Samples:
         """Raises GroupEnd: `custom_advantage_none` (filtered), `..._invalid`, `..._failed`."""
         try:
-            value = await self._function(hook_input(samples), *([group] if self._takes_group else []))
-        except self._failed as error:
+            value = await self.function(hook_input(samples), *([group] if self.takes_group else []))
+        except self.failed as error:
             raise GroupEnd(CUSTOM_FAILED, f"the custom advantage function gave no value: {error}") from error
         try:
             credits = read_credits(value, samples)
         except GroupEnd as end:
-            if self._path is None:
+            if self.path is None:
                 raise
-            raise GroupEnd(end.reason, f"{self._path}: {end}", state=end.state) from end
-        return spread_credits(samples, credits, shared_prefix=self._shared_prefix)
+            raise GroupEnd(end.reason, f"{self.path}: {end}", state=end.state) from end
+        return spread_credits(samples, credits, shared_prefix=self.shared_prefix)

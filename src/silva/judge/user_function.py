@@ -20,7 +20,7 @@ import pickle
 import signal
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -122,20 +122,22 @@ class _Worker:
         self.task.cancel()
 
 
+@dataclass(eq=False)
 class UserFunction:
     """A function of the user that passed its check. Calls may run at the same time, within the bounds of its pool."""
 
-    def __init__(self, pool: UserFunctionPool, path: str, *, is_async: bool, accepts: tuple[str, ...] = ()):
-        self._pool = pool
-        self.path = path
-        """`module.function`."""
-        self.is_async = is_async
-        self.accepts = accepts
-        """Names of the optional parameters that it takes; a call gives their values after the required ones."""
+    pool: UserFunctionPool
+    path: str
+    """`module.function`."""
+    _: KW_ONLY
+    is_async: bool
+    """It is a coroutine function."""
+    accepts: tuple[str, ...] = ()
+    """Names of the optional parameters that it takes; a call gives their values after the required ones."""
 
     async def __call__(self, *args: object) -> object:
         """Return its value, made of numbers, texts, lists and dicts. Cancelling ends the call. Raises UserCodeError."""
-        return await self._pool.run(self, args)
+        return await self.pool.run(self, args)
 
 
 class UserFunctionPool:
@@ -164,7 +166,7 @@ class UserFunctionPool:
         timeout_s: float = 30.0,
         cancel_grace_s: float = 1.0,
     ):
-        self._log_path = log_path
+        self._log_path = log_path = log_path.absolute()  # workers start in another folder
         self._marker = marker
         self._folder = (folder or Path.cwd()).absolute()
         self._timeout_s = timeout_s

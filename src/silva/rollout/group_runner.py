@@ -77,6 +77,7 @@ class _Group:
                 self.left()
 
 
+@dataclass(kw_only=True, eq=False)
 class GroupRunner:
     """Runs the sessions of a prompt, has them judged and credited, and writes each to the ledger.
 
@@ -85,27 +86,22 @@ class GroupRunner:
     failure budget is spent, and when agents cannot be run any more.
     """
 
-    def __init__(
-        self,
-        *,
-        registry: SessionRegistry,
-        driver: GroupDriver,
-        leases: Leases,
-        ledger: RunLedger,
-        budget: FailureBudget,
-        rewards: RewardStage,
-        credit: CreditStage | None = None,
-        on_scored: Callable[[Mode], None] = lambda mode: None,
-    ):
-        """`credit` works on groups for training only; without it, samples stay without credit."""
-        self._registry = registry
-        self._driver = driver
-        self._leases = leases
-        self._ledger = ledger
-        self._budget = budget
-        self._rewards = rewards
-        self._credit = credit
-        self._on_scored = on_scored
+    registry: SessionRegistry
+    """Opens and ends the sessions of the turn service."""
+    driver: GroupDriver
+    """Runs the sessions."""
+    leases: Leases
+    """Gives and takes the permission to run."""
+    ledger: RunLedger
+    """Where starts and ends are written."""
+    budget: FailureBudget
+    """Counts failures in a row."""
+    rewards: RewardStage
+    """Judges sessions, or whole groups."""
+    credit: CreditStage | None = None
+    """Gives training groups their credit; without it, samples stay without credit."""
+    on_scored: Callable[[Mode], None] = lambda mode: None
+    """Called with the mode when a slot has its last session."""
 
     async def run(
         self,
@@ -126,12 +122,12 @@ class GroupRunner:
             left=left,
             resident=set(slots),
         )
-        self._ledger.start_group(
+        self.ledger.start_group(
             group.group_id, prompt_id=prompt.prompt_id, n=len(slots), start_step=start_step, attempt=attempt
         )
         try:
             async with asyncio.TaskGroup() as tasks:
-                for together in [slots] if self._driver.whole_groups else [[slot] for slot in slots]:
+                for together in [slots] if self.driver.whole_groups else [[slot] for slot in slots]:
                     tasks.create_task(self._fill(group, together))
             return await self._close(group)
         finally:
@@ -141,14 +137,14 @@ class GroupRunner:
     async def _close(self, group: _Group) -> GroupResult:
         """The end of the group, by the rule that all groups have; sessions that waited for it are written."""
         ends = [group.ends[slot] for slot in sorted(group.ends)]
-        found = await judge_group(group.settings, self._rewards, ends)
+        found = await judge_group(group.settings, self.rewards, ends)
         for end in ends:
             if end.session is not None and end.session_id in group.unwritten:
                 self._write(group, end.session, end.outcome)
                 if found is None:
                     self._count(end)
         return await close_group(
-            group.settings, ends, prompt=group.prompt, group_id=group.group_id, credit=self._credit, end=found
+            group.settings, ends, prompt=group.prompt, group_id=group.group_id, credit=self.credit, end=found
         )
 
     async def _fill(self, group: _Group, slots: Sequence[int]) -> None:
@@ -174,17 +170,17 @@ class GroupRunner:
                 return True
         group.leave(end.slot)
         group.ends[end.slot] = end
-        self._on_scored(group.settings.mode)
+        self.on_scored(group.settings.mode)
         return False
 
     def _count(self, end: SlotEnd) -> None:
         """Count a session that ended in the failure budget."""
         if end.outcome.status == "exported":
-            self._budget.success()
+            self.budget.success()
             return
         failure = end.failure()
         log.warning("session %s failed (%s): %s", failure.session_id, failure.reason, failure.message)
-        self._budget.failure(failure)
+        self.budget.failure(failure)
 
     async def _round(self, group: _Group, slots: Sequence[int]) -> list[SlotEnd]:
         """A new session in each of these slots: its agent, its export and its judgement."""
@@ -195,11 +191,11 @@ class GroupRunner:
             return opened[-1]
 
         try:
-            results = await self._guarded(_names(opened), self._driver.run(tuple(opened), again))
+            results = await self._guarded(_names(opened), self.driver.run(tuple(opened), again))
         finally:
             for session in opened:
-                await self._registry.end(session.session_id)
-                self._leases.release(session)
+                await self.registry.end(session.session_id)
+                self.leases.release(session)
         if isinstance(results, SessionFailure):
             results = dict.fromkeys((session.session_id for session in opened), results)
         last: dict[int, Session] = {}
@@ -220,15 +216,15 @@ class GroupRunner:
         settings, prompt, try_index = group.settings, group.prompt, group.num_tries[slot]
         group.num_tries[slot] += 1
         session_id = f"{group.group_id}-{slot}-{try_index}-{secrets.token_hex(12)}"
-        self._ledger.start_session(session_id, group_id=group.group_id, slot=slot, try_index=try_index)
-        session = self._registry.open(session_id, group.group_id, settings.mode)
+        self.ledger.start_session(session_id, group_id=group.group_id, slot=slot, try_index=try_index)
+        session = self.registry.open(session_id, group.group_id, settings.mode)
         session.slot, session.try_index, session.row = slot, try_index, prompt.row
         session.input, session.label, session.prompt_id = prompt.input, prompt.label, prompt.prompt_id
-        whole = settings.mode == "train" or self._rewards.group_wise
+        whole = settings.mode == "train" or self.rewards.group_wise
         session.runtime_group_id = group.group_id if whole else f"{group.group_id}-{slot}"
         session.seed_key = f"{group.seed_key}-{slot}-{try_index}"
         group.unwritten[session_id] = session
-        self._leases.grant(session)
+        self.leases.grant(session)
         return session
 
     async def _end(self, group: _Group, session: Session, result: SessionResult) -> SlotEnd:
@@ -245,10 +241,10 @@ class GroupRunner:
             outcome = Outcome.failed(samples, retry=samples.reason != LEFT_OUT)
         else:
             group.leave(session.slot)
-            judgement = judge_session(settings, self._rewards, session, samples)
+            judgement = judge_session(settings, self.rewards, session, samples)
             judged = await self._guarded(_names([session]), judgement)
             outcome = Outcome.failed(judged, retry=False) if isinstance(judged, SessionFailure) else judged
-        if outcome.status != "exported" or not self._rewards.group_wise:
+        if outcome.status != "exported" or not self.rewards.group_wise:
             self._write(group, session, outcome)
         return SlotEnd(slot=session.slot, session_id=session.session_id, session=session, outcome=outcome)
 
@@ -266,7 +262,7 @@ class GroupRunner:
 
     def _write(self, group: _Group, session: Session, outcome: Outcome) -> None:
         del group.unwritten[session.session_id]
-        self._ledger.end_session(session_record(session, outcome))
+        self.ledger.end_session(session_record(session, outcome))
 
 
 def _names(sessions: Iterable[Session]) -> str:

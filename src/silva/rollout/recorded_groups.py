@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 from silva.credit import train_shared
@@ -15,6 +15,7 @@ from silva.types import DatasetError, GroupEnd
 _COUNTED = ("trained", "delivered")
 
 
+@dataclass(eq=False)
 class RecordedGroups:
     """The training groups of `PATH-with-{rollout_id}`, one file a step.
 
@@ -25,18 +26,20 @@ class RecordedGroups:
     the first missing file, unless `num_rollout` asks for it.
     """
 
-    def __init__(
-        self, template: str, *, num_rollout: int | None, settings: GroupSettings, credit: CreditStage | None = None
-    ):
-        self._template = template
-        self._num_rollout = num_rollout
-        self._settings = settings
-        self._credit = credit
+    template: str
+    """Path of the dumps, with {rollout_id}."""
+    _: KW_ONLY
+    num_rollout: int | None
+    """Steps that must exist; None: up to the first missing file."""
+    settings: GroupSettings
+    """How the groups end."""
+    credit: CreditStage | None = None
+    """Gives the groups their credit."""
 
     async def collect(self, rollout_id: int) -> StepGroups:
         """The groups of one step. Raises DatasetError where its file is missing, is none of ours, or cannot train."""
-        path = dump_path(self._template, rollout_id)
-        if not path.exists() and rollout_id and self._num_rollout is None:
+        path = dump_path(self.template, rollout_id)
+        if not path.exists() and rollout_id and self.num_rollout is None:
             return StepGroups(groups=[])
         recorded = await asyncio.to_thread(read_rollout_dump, path)
         results = [await self._result(path, group) for group in recorded]
@@ -56,13 +59,13 @@ class RecordedGroups:
                 f"{path} holds lines of {len(slots)} of the {group.size} slots of group {group.group_id}: the file "
                 "is not whole, and half a group would be credited otherwise than it was"
             )
-        settings = replace(self._settings, num_samples=group.size, min_size=min(self._settings.min_size, group.size))
+        settings = replace(self.settings, num_samples=group.size, min_size=min(self.settings.min_size, group.size))
         ends = [
             SlotEnd(slot=one.slot, session_id=one.session_id, outcome=_outcome(settings, one, known=end is not None))
             for one in slots
         ]
         return await close_group(
-            settings, ends, prompt=group.prompt, group_id=group.group_id, credit=self._credit, end=end
+            settings, ends, prompt=group.prompt, group_id=group.group_id, credit=self.credit, end=end
         )
 
 

@@ -8,7 +8,7 @@ import logging
 import sqlite3
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import msgspec
 
@@ -80,6 +80,7 @@ class _Anew:
     end: SlotEnd
 
 
+@dataclass(eq=False)
 class Reexport:
     """Builds the samples of recorded groups anew.
 
@@ -88,33 +89,32 @@ class Reexport:
     `width` groups are in memory at once.
     """
 
-    def __init__(
-        self,
-        conn: sqlite3.Connection,
-        *,
-        exporter: Exporter,
-        rewards: RewardStage,
-        credit: CreditStage,
-        settings: Mapping[Mode, GroupSettings],
-        width: int = 1,
-    ):
-        self._conn = conn
-        self._exporter = exporter
-        self._rewards = rewards
-        self._credit = credit
-        self._settings = settings
-        self._width = width
+    conn: sqlite3.Connection
+    """Reads the ledger."""
+    _: KW_ONLY
+    exporter: Exporter
+    """Picks the contexts."""
+    rewards: RewardStage
+    """Judges sessions, or whole groups."""
+    credit: CreditStage
+    """Gives training groups their credit."""
+    settings: Mapping[Mode, GroupSettings]
+    """How groups end, by mode."""
+    width: int = 1
+    """Groups in memory at once."""
+
+    def __post_init__(self) -> None:
         self._clock = SystemClock()
         self.accounts: dict[Mode, Account] = {}
 
     async def step(self, rollout_id: int, write: Callable[[DumpLine], object]) -> None:
         """Give `write` the lines of one rollout step, in the order of its dump."""
-        rows = session_rows(self._conn, rollout_id)
+        rows = session_rows(self.conn, rollout_id)
         waiting: deque[asyncio.Task[list[DumpLine]]] = deque()
         async with asyncio.TaskGroup() as tasks:
             for _, group in itertools.groupby(rows, lambda row: row.group_id):
                 waiting.append(tasks.create_task(self._group(list(group))))
-                if len(waiting) >= self._width:
+                if len(waiting) >= self.width:
                     _write_all(await waiting.popleft(), write)
             while waiting:
                 _write_all(await waiting.popleft(), write)
@@ -135,13 +135,11 @@ class Reexport:
             row = _ended(anew.row, state, anew.end.outcome)
             account.after.count(row, len(samples))
             contexts = [] if session is None else [_context(session.forest, sample) for sample in samples]
-            lines += session_lines(self._conn, row, contexts)
+            lines += session_lines(self.conn, row, contexts)
         return lines
 
     def _num_contexts(self, row: DumpLine) -> int:
-        (number,) = self._conn.execute(
-            "SELECT count(*) FROM samples WHERE session_id = ?", (row.session_id,)
-        ).fetchone()
+        (number,) = self.conn.execute("SELECT count(*) FROM samples WHERE session_id = ?", (row.session_id,)).fetchone()
         return number
 
     # -- export -----------------------------------------------------------------------------------------------------
@@ -169,12 +167,12 @@ class Reexport:
             return None, recorded
         where = f"session {row.session_id}"
         try:
-            stored = load_session(self._conn, row.session_id)
+            stored = load_session(self.conn, row.session_id)
             if stored.output is None and row.reason in ("output_invalid", "internal_error"):
                 return None, recorded  # what it wrote was not kept, or it is not known that its agent ended
             session = self._open(row, stored)
-            records = export_session(self._exporter, session)
-            samples = session_samples(session, records, self._settings[session.mode].shared_prefix)
+            records = export_session(self.exporter, session)
+            samples = session_samples(session, records, self.settings[session.mode].shared_prefix)
         except SessionFailure as failure:
             return None, Outcome.failed(failure)
         except (ValueError, TypeError, LookupError) as error:
@@ -208,15 +206,15 @@ class Reexport:
         left so.
         """
         ends = list({anew.end.slot: anew.end for anew in sessions}.values())
-        settings = replace(self._settings[row.mode], num_samples=row.group_size)
+        settings = replace(self.settings[row.mode], num_samples=row.group_size)
         exported = [end.outcome for end in ends]
         await asyncio.gather(*(self._judge(settings, end) for end in ends))
-        found = await judge_group(settings, self._rewards, ends)
+        found = await judge_group(settings, self.rewards, ends)
         if row.dataset == OPEN_DATASET:  # sessions that clients opened need no reward
             for end, outcome in zip(ends, exported, strict=True):
                 end.outcome = outcome if end.outcome.reason == REWARD_MISSING else end.outcome
         result = await close_group(
-            settings, ends, prompt=_prompt(row, ends), group_id=row.group_id, credit=self._credit, end=found
+            settings, ends, prompt=_prompt(row, ends), group_id=row.group_id, credit=self.credit, end=found
         )
         if result.end is None and settings.mode == "train":
             contexts = (end.outcome.samples for end in ends)
@@ -229,7 +227,7 @@ class Reexport:
 
     async def _judge(self, settings: GroupSettings, end: SlotEnd) -> None:
         if end.session is not None:
-            end.outcome = await judge_session(settings, self._rewards, end.session, end.outcome.samples)
+            end.outcome = await judge_session(settings, self.rewards, end.session, end.outcome.samples)
 
 
 def _prompt(row: DumpLine, ends: Sequence[SlotEnd]) -> Prompt:

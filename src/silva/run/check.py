@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -58,25 +58,28 @@ class Finding:
         return f"{self.status} {self.name}" + (f": {self.text}" if self.text else "")
 
 
+@dataclass(eq=False)
 class Checks:
     """Runs the checks that the options ask for; each finding goes to `say` as soon as it is there.
 
     `say` also gets the table of the chat template's transitions, as a text.
     """
 
-    def __init__(self, config: RunConfig, say: Callable[[object], None], *, agent_run: bool = True):
-        self._config = config
-        self._say = say
-        self._agent_run = agent_run
+    config: RunConfig
+    say: Callable[[object], None]
+    _: KW_ONLY
+    agent_run: bool = True
+
+    def __post_init__(self) -> None:
         self.failed = False
         """A check failed so far."""
 
     async def run(self) -> None:
         """Do all checks. What a check finds is not raised."""
-        config = self._config
+        config = self.config
         options_fit = await self._do("options", _check_options(config))
         for warning in training_warnings(config):
-            self._say(Finding(status="WARN", name="options", text=warning))
+            self.say(Finding(status="WARN", name="options", text=warning))
         datasets: list[Dataset] = []
         if config.prompt_data is not None:
             await self._do("dataset", _check_dataset(config, Path(config.prompt_data), datasets))
@@ -86,13 +89,13 @@ class Checks:
             await self._check_models(options_fit)
         if any((config.custom_rm_path, config.agentic_custom_advantage_path, config.custom_tis_function_path)):
             await self._do("your functions", _check_user_code(config))
-        if self._agent_run and options_fit and datasets and not self.failed:
+        if self.agent_run and options_fit and datasets and not self.failed:
             await self._do("agent command", _check_agent(config, datasets[0]))
-        elif self._agent_run:
-            self._say(Finding(status="SKIP", name="agent command", text="the checks above must pass first"))
+        elif self.agent_run:
+            self.say(Finding(status="SKIP", name="agent command", text="the checks above must pass first"))
 
     async def _check_models(self, options_fit: bool) -> None:
-        config = self._config
+        config = self.config
         if await self._do("chat template", self._check_template()):
             await self._do("parsers", _check_parsers(config))
         if config.engine == "torch":
@@ -100,7 +103,7 @@ class Checks:
         if config.engine == "sglang" and options_fit:
             await self._do("engine", _check_servers(config))
         elif config.engine == "sglang":
-            self._say(Finding(status="SKIP", name="engine", text="the options must pass first"))
+            self.say(Finding(status="SKIP", name="engine", text="the options must pass first"))
         if options_fit and (needs_reference(config) or config.opd_teacher is not None):
             await self._do("reference and teacher", _check_side_models(config))
 
@@ -110,14 +113,14 @@ class Checks:
             seen = await check
         except SilvaError as error:
             self.failed = True
-            self._say(Finding(status="FAIL", name=name, text=str(error)))
+            self.say(Finding(status="FAIL", name=name, text=str(error)))
             return False
-        self._say(Finding(status="PASS", name=name, text=seen))
+        self.say(Finding(status="PASS", name=name, text=seen))
         return True
 
     async def _check_template(self) -> str:
-        report = load_codec(self._config).check()
-        self._say(report)
+        report = load_codec(self.config).check()
+        self.say(report)
         if not report.ok:
             raise SilvaError("the tokenizer or the chat template failed its proof; see the table above")
         return "proven; transitions as in the table above"

@@ -35,51 +35,46 @@ class EvalResult:
         return {**counts, **self.numbers}
 
 
+@dataclass(kw_only=True, eq=False)
 class Evaluator:
     """Runs the eval files one after the other. Neither shares prompts nor groups with training."""
 
-    def __init__(
-        self,
-        *,
-        datasets: dict[str, Dataset],
-        groups: GroupRunner,
-        ledger: RunLedger,
-        budget: FailureBudget,
-        concurrency: int,
-        settings: GroupSettings,
-        passrate: bool = False,
-        on_step: Callable[[str, int], None] = lambda title, num_sessions: None,
-    ):
-        self._datasets = datasets
-        self._groups = groups
-        self._ledger = ledger
-        self._budget = budget
-        self._concurrency = concurrency
-        self._settings = settings
-        self._passrate = passrate
-        self._on_step = on_step
+    datasets: dict[str, Dataset]
+    """Held-out rows by name."""
+    groups: GroupRunner
+    """Runs the groups."""
+    ledger: RunLedger
+    """Where eval prompts are issued and end."""
+    budget: FailureBudget
+    """Counts failures in a row, shared with training."""
+    concurrency: int
+    """Groups that may have agents at the same time."""
+    settings: GroupSettings
+    """How the groups run."""
+    passrate: bool = False
+    """Add pass@k to the metrics."""
+    on_step: Callable[[str, int], None] = lambda title, num_sessions: None
+    """Called with the title of each eval and the number of its sessions."""
 
     async def run(self, rollout_id: int) -> list[EvalResult]:
         """Evaluate the weights that rollout step `rollout_id` would use."""
-        return [await self._run_one(name, dataset, rollout_id) for name, dataset in self._datasets.items()]
+        return [await self._run_one(name, dataset, rollout_id) for name, dataset in self.datasets.items()]
 
     async def _run_one(self, name: str, dataset: Dataset, rollout_id: int) -> EvalResult:
         producer = Producer(
             source=PromptSource(dataset, name=f"eval-{name}-{rollout_id}", num_epoch=1, shuffle=False, seed=0),
-            groups=self._groups,
-            ledger=self._ledger,
-            budget=self._budget,
+            groups=self.groups,
+            ledger=self.ledger,
+            budget=self.budget,
             policy=SyncPolicy(
-                batch_size=len(dataset.rows), concurrency=self._concurrency, replace=False, stop_if_all_fail=False
+                batch_size=len(dataset.rows), concurrency=self.concurrency, replace=False, stop_if_all_fail=False
             ),
-            group_settings=self._settings,
-            on_step=self._on_step,
+            group_settings=self.settings,
+            on_step=self.on_step,
         )
         async with producer:
             step = await producer.collect(rollout_id)
-        self._ledger.end_prompts(
-            [result.prompt.prompt_id for result in step.groups], "delivered", train_step=rollout_id
-        )
+        self.ledger.end_prompts([result.prompt.prompt_id for result in step.groups], "delivered", train_step=rollout_id)
         return self._summary(name, rollout_id, step, len(dataset.rows))
 
     def _summary(self, name: str, rollout_id: int, step: StepGroups, num_rows: int) -> EvalResult:
@@ -88,13 +83,13 @@ class Evaluator:
         numbers = {
             **reward_metrics(f"{prefix}/reward", prefix, sessions),
             **helper_metrics(prefix, sessions),
-            **(passrate_metrics(prefix, step.tallies) if self._passrate else {}),
+            **(passrate_metrics(prefix, step.tallies) if self.passrate else {}),
         }
         return EvalResult(
             name=name,
             rollout_id=rollout_id,
             mean_reward=numbers.get(f"{prefix}/reward"),
             num_sessions=len(sessions),
-            num_failed=num_rows * self._settings.num_samples - len(sessions),
+            num_failed=num_rows * self.settings.num_samples - len(sessions),
             numbers=numbers,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from silva.store import (
@@ -26,6 +27,7 @@ from silva.types import spread
 log = logging.getLogger("silva.rollout")
 
 
+@dataclass(kw_only=True, eq=False)
 class StepReport:
     """Closes the accounts of a rollout step.
 
@@ -33,29 +35,27 @@ class StepReport:
     `{rollout_id}`, or is None for no dump.
     """
 
-    def __init__(
-        self,
-        *,
-        run_dir: Path,
-        ledger: RunLedger,
-        dump_path: str | None,
-        counters: Callable[[], dict[str, float]] = dict,
-    ):
-        if dump_path is not None:
-            check_dump_template(dump_path)
-        self._run_dir = run_dir
-        self._ledger = ledger
-        self._dump_path = dump_path
-        self._counters = counters
+    run_dir: Path
+    """The run's folder."""
+    ledger: RunLedger
+    """Flushed before anything is counted."""
+    dump_path: str | None
+    """Path with {rollout_id}; None for no dump."""
+    counters: Callable[[], dict[str, float]] = dict
+    """Counts that other parts of the run made since they were asked last."""
+
+    def __post_init__(self) -> None:
+        if self.dump_path is not None:
+            check_dump_template(self.dump_path)
 
     async def finish(self, rollout_id: int) -> dict[str, float]:
         """Log the line `AGENTIC ROLLOUT event=accounting_end ...`, write the dump; returns counts for the metrics."""
-        await asyncio.wrap_future(self._ledger.flush_future())
+        await asyncio.wrap_future(self.ledger.flush_future())
         numbers = await asyncio.to_thread(self._close_accounts, rollout_id)
-        return {**self._counters(), **numbers}
+        return {**self.counters(), **numbers}
 
     def _close_accounts(self, rollout_id: int) -> dict[str, float]:
-        with open_run(self._run_dir) as conn:
+        with open_run(self.run_dir) as conn:
             account = accounting(conn, rollout_id)
             numbers = _ledger_numbers(counts(conn))
             roots = roots_per_session(conn, rollout_id)
@@ -63,14 +63,14 @@ class StepReport:
             numbers |= gateway_numbers(conn, rollout_id) | start_lag(conn, rollout_id)
             if (busy := engine_busy(conn, rollout_id)) is not None:
                 numbers["perf/engine_busy"] = busy
-            if self._dump_path is not None:
-                write_rollout_dump(self._dump_path, rollout_id, conn)
+            if self.dump_path is not None:
+                write_rollout_dump(self.dump_path, rollout_id, conn)
         log.info("%s", accounting_line(rollout_id, account))
         if account["failed"]:
             reasons = ", ".join(f"{reason} {number}" for reason, number in account["failures"].items())
             log.warning(
                 "step %d: %d of %d sessions failed (%s); look closer with: silva show %s",
-                *(rollout_id, account["failed"], account["sessions"], reasons, self._run_dir),
+                *(rollout_id, account["failed"], account["sessions"], reasons, self.run_dir),
             )
         return numbers
 

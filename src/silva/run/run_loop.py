@@ -84,6 +84,7 @@ class GroupSource(Protocol):
         ...
 
 
+@dataclass(kw_only=True, eq=False)
 class RunLoop:
     """One rollout step after the other, each with its update: staleness is 0.
 
@@ -96,38 +97,36 @@ class RunLoop:
     over recorded groups.
     """
 
-    def __init__(
-        self,
-        *,
-        backend: TrainBackend | None,
-        engine: Engine | None,
-        source: GroupSource,
-        evaluator: Evaluator | None,
-        ledger: RunLedger | None,
-        metrics: MetricsWriter,
-        report: StepReport | None,
-        settings: RunLoopSettings,
-        say: Callable[[str], None],
-    ):
-        self._backend = backend
-        self._engine = engine
-        self._source = source
-        self._evaluator = evaluator
-        self._ledger = ledger
-        self._metrics = metrics
-        self._report = report
-        self._settings = settings
-        self._say = say
-        self.saved_rollout = settings.first_rollout
-        """Rollout steps that the last checkpoint holds; 0 without one."""
+    backend: TrainBackend | None
+    """What trains; None: nothing does."""
+    engine: Engine | None
+    """Receives the new weights; None: they go nowhere."""
+    source: GroupSource
+    """Where the groups of a step come from."""
+    evaluator: Evaluator | None
+    """None: no eval."""
+    ledger: RunLedger | None
+    """None for a run on recorded groups."""
+    metrics: MetricsWriter
+    """Where the numbers of each step go."""
+    report: StepReport | None
+    """Closes the accounts of each step; None for a run on recorded groups."""
+    settings: RunLoopSettings
+    """Lengths and intervals."""
+    say: Callable[[str], None]
+    """Receives one line per step and eval."""
+
+    def __post_init__(self) -> None:
+        self.saved_rollout = self.settings.first_rollout
+        """Rollout steps that the last checkpoint contains; 0 without one."""
 
     async def run(self) -> int:
         """Train until --num-rollout steps are done or the prompts are over; returns how many are done in all."""
-        settings = self._settings
+        settings = self.settings
         rollout_id = settings.first_rollout
         evaluated = saved = -1
         if settings.num_rollout is not None and 0 < settings.num_rollout <= rollout_id:
-            self._say(f"nothing left to do: {rollout_id} of {settings.num_rollout} rollout steps are done")
+            self.say(f"nothing left to do: {rollout_id} of {settings.num_rollout} rollout steps are done")
             return rollout_id
         while settings.num_rollout is None or rollout_id < settings.num_rollout:
             if settings.eval_interval and rollout_id % settings.eval_interval == 0:
@@ -144,15 +143,15 @@ class RunLoop:
         if settings.save_interval and saved != rollout_id and rollout_id > settings.first_rollout:
             await self._save(rollout_id)
         if settings.save_hf is not None:
-            assert self._backend is not None
-            await self._backend.save_hf(settings.save_hf)
-            self._say(f"weights in Hugging Face form: {settings.save_hf}")
+            assert self.backend is not None
+            await self.backend.save_hf(settings.save_hf)
+            self.say(f"weights in Hugging Face form: {settings.save_hf}")
         return rollout_id
 
     async def _step(self, rollout_id: int) -> bool:
         """One rollout step and its update. False when there was no prompt left."""
         started_s = time.monotonic()
-        step = await self._source.collect(rollout_id)
+        step = await self.source.collect(rollout_id)
         groups = step.groups
         if not groups:
             return False
@@ -163,8 +162,8 @@ class RunLoop:
         trained_s = time.monotonic()
         self._write_ledger(rollout_id, groups, samples)
         values = {
-            **rollout_metrics(step, passrate=self._settings.passrate),
-            **({} if self._settings.custom_credit else GroupStats.of(samples).metrics()),
+            **rollout_metrics(step, passrate=self.settings.passrate),
+            **({} if self.settings.custom_credit else GroupStats.of(samples).metrics()),
             **staleness_metrics(samples, version=version),
             **update.metrics(),
             "perf/step_s": trained_s - started_s,
@@ -172,59 +171,59 @@ class RunLoop:
             "perf/train_s": trained_s - collected_s,
             "perf/tokens_per_s": sum(len(sample.token_ids) for sample in update.trained) / (trained_s - started_s),
         }
-        if self._report is not None:
-            values |= await self._report.finish(rollout_id)
-        self._metrics.write(rollout_id, values)
-        self._say(_step_line(rollout_id, values, update.results))
+        if self.report is not None:
+            values |= await self.report.finish(rollout_id)
+        self.metrics.write(rollout_id, values)
+        self.say(_step_line(rollout_id, values, update.results))
         return True
 
     async def _update(self, rollout_id: int, groups: list[GroupResult], samples: list[TrainingSample]) -> _Update:
         """The optimizer steps of one rollout, and the new weights to the engine."""
-        backend = self._backend
+        backend = self.backend
         if backend is None:
             return _Update(trained=samples)
         trained, num_too_long = backend.leave_out_too_long(samples)
         num_slots = sum(group.num_sessions + group.num_failed for group in map(tally, groups))
-        num_steps = self._settings.steps_of(num_slots, len({sample.session_id for sample in trained}))
+        num_steps = self.settings.steps_of(num_slots, len({sample.session_id for sample in trained}))
         results = await backend.train_rollout(trained, rollout_step=rollout_id, num_steps=num_steps)
-        if self._engine is not None:
-            await self._engine.load_weights(await backend.publish())
+        if self.engine is not None:
+            await self.engine.load_weights(await backend.publish())
         return _Update(trained=trained, num_too_long=num_too_long, results=results)
 
     def _version(self) -> int:
         """The weight version in training; where nothing is trained, that of the engine."""
-        if self._backend is not None:
-            return self._backend.version
-        return 0 if self._engine is None else self._engine.version
+        if self.backend is not None:
+            return self.backend.version
+        return 0 if self.engine is None else self.engine.version
 
     def _write_ledger(self, rollout_id: int, groups: list[GroupResult], samples: list[TrainingSample]) -> None:
-        if self._ledger is None:
+        if self.ledger is None:
             return
-        self._ledger.set_credits(samples)
-        state = "delivered" if self._backend is None else "trained"
-        self._ledger.end_prompts([group.prompt.prompt_id for group in groups], state, train_step=rollout_id)
+        self.ledger.set_credits(samples)
+        state = "delivered" if self.backend is None else "trained"
+        self.ledger.end_prompts([group.prompt.prompt_id for group in groups], state, train_step=rollout_id)
 
     async def _evaluate(self, rollout_id: int, *, last: bool = False) -> None:
-        if self._evaluator is None:
+        if self.evaluator is None:
             return
         when = "at the end" if last else f"before step {rollout_id}"
-        for result in await self._evaluator.run(rollout_id):
-            self._metrics.write(rollout_id, result.metrics())
+        for result in await self.evaluator.run(rollout_id):
+            self.metrics.write(rollout_id, result.metrics())
             reward = "none" if result.mean_reward is None else f"{result.mean_reward:.3f}"
-            self._say(
+            self.say(
                 f"eval {result.name} {when}: reward {reward} over {result.num_sessions} sessions, "
                 f"{result.num_failed} failed"
             )
 
     async def _save(self, next_rollout: int) -> None:
         """A checkpoint after `next_rollout` steps; the ledger it depends on is on the disk first."""
-        assert self._backend is not None
-        if self._ledger is not None:
-            await asyncio.wrap_future(self._ledger.flush_future())
-        root = self._settings.run_dir / "checkpoints"
+        assert self.backend is not None
+        if self.ledger is not None:
+            await asyncio.wrap_future(self.ledger.flush_future())
+        root = self.settings.run_dir / "checkpoints"
         folder = checkpoint_dir(root, next_rollout)
-        await self._backend.save(folder, step=next_rollout - 1, extra={"next_rollout": next_rollout})
-        await asyncio.to_thread(prune_checkpoints, root, self._settings.keep_checkpoints)
+        await self.backend.save(folder, step=next_rollout - 1, extra={"next_rollout": next_rollout})
+        await asyncio.to_thread(prune_checkpoints, root, self.settings.keep_checkpoints)
         self.saved_rollout = next_rollout
         log.info("checkpoint %s", folder)
 

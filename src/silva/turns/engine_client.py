@@ -6,7 +6,7 @@ import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from silva.inference import Engine, answer_in_time
 from silva.turns.session import Session
@@ -41,6 +41,7 @@ class Generation:
     """Seconds that the turn waited for the session's gate."""
 
 
+@dataclass(eq=False)
 class EngineClient:
     """Consumes a prompt, produces its generation, waits for the session's gate and the engine; woken by both.
 
@@ -49,14 +50,17 @@ class EngineClient:
     `engine_abort` and `cut_after_stop_id`.
     """
 
-    def __init__(
-        self, engine: Engine, clock: Clock, *, timeout_s: float, retry_delays_s: tuple[float, ...], resume: bool = True
-    ):
-        self._engine = engine
-        self._clock = clock
-        self._timeout_s = timeout_s
-        self._retry_delays_s = retry_delays_s
-        self._resume = resume
+    engine: Engine
+    clock: Clock
+    _: KW_ONLY
+    timeout_s: float
+    """Seconds without an answer after which an attempt counts as failed."""
+    retry_delays_s: tuple[float, ...]
+    """Pauses before a faulty attempt is made again: one retry each."""
+    resume: bool = True
+    """An aborted attempt continues behind its ids; else it is made again from the prompt."""
+
+    def __post_init__(self) -> None:
         self.counters: Counter[str] = Counter()
         self._running: dict[str, str] = {}
 
@@ -75,9 +79,9 @@ class EngineClient:
         wait_s, cached_tokens = 0.0, None
         num_faults = num_idle = num_aborts = attempt = 0
         while True:
-            waiting_since_s = self._clock.monotonic_s()
+            waiting_since_s = self.clock.monotonic_s()
             await session.gate.wait()
-            wait_s += self._clock.monotonic_s() - waiting_since_s
+            wait_s += self.clock.monotonic_s() - waiting_since_s
             left = replace(sampling, max_new_tokens=sampling.max_new_tokens - len(ids)) if ids else sampling
             request = GenerateRequest(
                 request_id=request_id,
@@ -89,9 +93,9 @@ class EngineClient:
                 media=media,
             )
             attempt += 1
-            result = await self._attempt(session, request, may_fail=num_faults < len(self._retry_delays_s))
+            result = await self._attempt(session, request, may_fail=num_faults < len(self.retry_delays_s))
             if result is None:
-                await self._clock.sleep(self._retry_delays_s[num_faults])
+                await self.clock.sleep(self.retry_delays_s[num_faults])
                 num_faults += 1
                 continue
             num_faults = 0
@@ -102,18 +106,18 @@ class EngineClient:
             if result.finish_reason != "abort" or len(ids) >= sampling.max_new_tokens:
                 whole = _joined(parts, ids, cached_tokens)
                 return Generation(result=whole, num_aborts=num_aborts, wait_s=wait_s)
-            if not self._resume:
+            if not self.resume:
                 parts, ids = [], []
-            num_idle = 0 if result.ids and self._resume else num_idle + 1
+            num_idle = 0 if result.ids and self.resume else num_idle + 1
             if num_idle:
-                await self._clock.sleep(min(IDLE_ABORT_PAUSE_S * 2 ** min(num_idle, 8), MAX_IDLE_ABORT_PAUSE_S))
+                await self.clock.sleep(min(IDLE_ABORT_PAUSE_S * 2 ** min(num_idle, 8), MAX_IDLE_ABORT_PAUSE_S))
 
     async def abort_running(self, session_ids: Iterable[str] | None = None) -> int:
         """Abort the running attempts of these sessions (None: of all). Returns how many there were."""
         wanted = None if session_ids is None else set(session_ids)
         ids = [request_id for request_id, owner in self._running.items() if wanted is None or owner in wanted]
         for request_id in ids:
-            await self._engine.abort(request_id)
+            await self.engine.abort(request_id)
         return len(ids)
 
     async def _attempt(self, session: Session, request: GenerateRequest, *, may_fail: bool) -> GenerateResult | None:
@@ -137,8 +141,8 @@ class EngineClient:
             session.attempts.append(_record(session, request, result, started_s, error))
 
     async def _generate(self, request: GenerateRequest) -> GenerateResult:
-        async with answer_in_time(self._clock, self._timeout_s, "the engine"):
-            return await self._engine.generate(request)
+        async with answer_in_time(self.clock, self.timeout_s, "the engine"):
+            return await self.engine.generate(request)
 
     def _checked(self, request: GenerateRequest, result: GenerateResult) -> GenerateResult:
         """The answer, cut after its first stop id. Raises EngineFault where it breaks the engine's contract."""

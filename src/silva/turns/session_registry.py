@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 
 from silva.forest import SessionForest
 from silva.inference import Engine
@@ -21,6 +22,7 @@ FinishCallback = Callable[[Session, bytes], Awaitable[JsonObject]]
 """Called with a session that its client finished (it takes no more requests) and the raw body."""
 
 
+@dataclass(eq=False)
 class SessionRegistry:
     """Opens, finds and ends sessions; their only owner.
 
@@ -28,27 +30,25 @@ class SessionRegistry:
     called with each session that begins in this way and has to grant its lease.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        clock: Clock,
-        *,
-        open_sessions: bool = False,
-        on_open: Callable[[Session], None] | None = None,
-        on_finish: FinishCallback | None = None,
-    ):
-        self._engine = engine
-        self._clock = clock
-        self._open_sessions = open_sessions
-        self._on_open = on_open
-        self._on_finish = on_finish
+    engine: Engine
+    """Frees what it cached for a session that ends."""
+    clock: Clock
+    _: KW_ONLY
+    open_sessions: bool = False
+    """An unknown credential of a sane form opens a session."""
+    on_open: Callable[[Session], None] | None = None
+    """Called with each session that began in this way; it has to grant the lease."""
+    on_finish: FinishCallback | None = None
+    """What becomes of a session that its client finished."""
+
+    def __post_init__(self) -> None:
         self._live: dict[str, LiveSession] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._closed = False
 
     @property
     def allows_open_sessions(self) -> bool:
-        return self._open_sessions
+        return self.open_sessions
 
     @property
     def live_ids(self) -> list[str]:
@@ -57,22 +57,20 @@ class SessionRegistry:
     def open(self, session_id: str, group_id: str, mode: Mode) -> Session:
         """Open a new session with a closed gate. Its id is its credential and is never used twice."""
         assert session_id not in self._live and session_id not in self._ended, f"session id {session_id} used twice"
-        session = Session(
-            session_id=session_id, group_id=group_id, mode=mode, clock=self._clock, forest=SessionForest()
-        )
+        session = Session(session_id=session_id, group_id=group_id, mode=mode, clock=self.clock, forest=SessionForest())
         self._live[session_id] = LiveSession(session=session)
         return session
 
     def find(self, credential: str) -> LiveSession | None:
         """The live session of a credential. May open one where sessions are open."""
         live = self._live.get(credential)
-        if live is not None or not self._open_sessions or self.has_ended(credential):
+        if live is not None or not self.open_sessions or self.has_ended(credential):
             return live
         if OPEN_SESSION_KEY.fullmatch(credential) is None:
             return None
         session = self.open(credential, credential, "train")
-        if self._on_open is not None:
-            self._on_open(session)
+        if self.on_open is not None:
+            self.on_open(session)
         return self._live[credential]
 
     def has_ended(self, session_id: str) -> bool:
@@ -99,7 +97,7 @@ class SessionRegistry:
         for record in session.requests:
             if record.error_code is None:  # still on its way in: it will be refused
                 live.settle(record, SESSION_ENDED)
-        await self._engine.close_session(session_id)
+        await self.engine.close_session(session_id)
         return session
 
     async def finish(self, session_id: str, body: bytes) -> JsonObject | None:
@@ -107,9 +105,9 @@ class SessionRegistry:
         session = await self.end(session_id)
         if session is None:
             return None
-        if self._on_finish is None:
+        if self.on_finish is None:
             return {"status": "cancelled", "reason": "no_export", "num_samples": 0}
-        return await self._on_finish(session, body)
+        return await self.on_finish(session, body)
 
     async def close(self) -> list[Session]:
         """End every session that still lives. Returns them. From now on no request opens one."""
