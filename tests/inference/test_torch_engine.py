@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +287,22 @@ async def test_a_fault_in_a_step_fails_the_pending_requests_and_no_later_ones(qw
         assert "no such tokenizer" in str(outcome)
     assert len((await generate(engine, random_ids(5, 1), max_new_tokens=7)).ids) == 7
     assert counter(engine, "faults") == 2
+
+
+class Unreadable:
+    """Weights whose tensors cannot be read."""
+
+    version = 7
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        raise OSError("the disk is gone")
+
+
+async def test_a_fault_while_weights_are_loaded_reaches_whoever_waits_for_them(qwen3: Model, start_engine: Any) -> None:
+    engine = await start_engine(qwen3[1])
+    with pytest.raises(EngineFault, match="the disk is gone"):
+        await asyncio.wait_for(engine.load_weights(Unreadable()), 10)
+    assert engine.version == 0 and len((await generate(engine, random_ids(5, 1), max_new_tokens=7)).ids) == 7
 
 
 async def test_closing_a_session_frees_its_cache(qwen3: Model, start_engine: Any) -> None:

@@ -33,12 +33,14 @@ class Groups:
     clock: ManualClock
     plan: dict[int, tuple[float, float, GroupEnd | Exception | None]] = field(default_factory=dict)
     begun: list[tuple[int, int]] = field(default_factory=list)
+    attempts: list[int] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
 
     async def run(
         self, prompt: Prompt, settings: GroupSettings, *, start_step: int, attempt: int, left: Callable[[], None]
     ) -> GroupResult:
         self.begun.append((start_step, prompt.row))
+        self.attempts.append(attempt)
         run_s, judge_s, end = self.plan.get(prompt.row, (1.0, 0.0, None))
         try:
             await self.clock.sleep(run_s)
@@ -120,6 +122,7 @@ async def test_a_group_that_does_not_count_is_settled_at_once(clock: ManualClock
                 buffer.put(result, step=4)
         assert rows_of(buffer.held) == [2] and buffer.num_ended == {"filtered": 1, "dropped": 1}
         assert [one.state for one in buffer.take(buffer.held)] == ["filtered", "dropped"] and not buffer.num_ended
+        assert buffer.take([]) == [], "each is told once"
         ledger.flush()
         with open_run(tmp_path) as conn:
             assert counts(conn)["prompts"] == {
@@ -127,6 +130,23 @@ async def test_a_group_that_does_not_count_is_settled_at_once(clock: ManualClock
                 "filtered": {"too_easy": 1},
                 "pending": {"none": 1},
             }
+
+
+async def test_a_prompt_from_before_a_resume_is_not_issued_again_and_counts_its_attempts(
+    clock: ManualClock, tmp_path: Path
+) -> None:
+    groups = Groups(clock)
+    with RunLedger(tmp_path) as ledger:
+        issued = {"train:0:0": 2}
+        async with GroupPool(
+            source=prompts(2), run_group=groups.run, ledger=ledger, settings=SETTINGS, issued=issued
+        ) as pool:
+            pool.start(2, start_step=5)
+            await clock.advance(1)
+        assert groups.attempts == [2, 0] and issued == {"train:0:0": 2}
+        ledger.flush()
+        with open_run(tmp_path) as conn:
+            assert counts(conn)["prompts"] == {"pending": {"none": 1}}, "the other one is in the ledger that was there"
 
 
 async def produced(

@@ -56,7 +56,7 @@ class LooksAtTheDisk:
 
 
 async def test_what_a_checkpoint_trained_is_in_the_ledger_before_it_is_written(tmp_path: Path) -> None:
-    backend = LooksAtTheDisk(tmp_path)
+    backend, metrics = LooksAtTheDisk(tmp_path), MetricsWriter(tmp_path)
     with RunLedger(tmp_path) as ledger:
         ledger.issue_prompt("train:0:0", dataset="train", epoch=0, row=0, position=0)
         loop = RunLoop(
@@ -65,7 +65,7 @@ async def test_what_a_checkpoint_trained_is_in_the_ledger_before_it_is_written(t
             source=OneStep(),
             evaluator=None,
             ledger=ledger,
-            metrics=MetricsWriter(tmp_path),
+            metrics=metrics,
             report=None,
             settings=RunLoopSettings(
                 run_dir=tmp_path,
@@ -81,3 +81,4 @@ async def test_what_a_checkpoint_trained_is_in_the_ledger_before_it_is_written(t
         )
         await loop.run()
     assert backend.trained == [["train:0:0"]]
+    assert backend.version == 1 and metrics.latest["staleness/max"] == 0, "seen from the weights that the step trained"

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from store_records import begin, exported, failed, forest, joined
 
+from silva.store import files
 from silva.store.dumps import check_dump_template, write_rollout_dump
+from silva.store.files import whole_file
 from silva.store.ledger import RunLedger
 from silva.store.queries import accounting, accounting_line, open_run
 from silva.types.errors import ConfigError
@@ -77,6 +79,32 @@ def test_a_dump_replaces_an_older_one_and_holds_live_sessions(run_dir: Path, tmp
         assert json.loads(line)["status"] == "running"
         assert write_rollout_dump(template, 7, conn).read_text() == ""
         assert len(write_rollout_dump(template, 0, conn).read_text().splitlines()) == 5
+
+
+def test_a_dump_goes_by_groups_slots_and_tries_whenever_they_started(tmp_path: Path) -> None:
+    with RunLedger(tmp_path / "run") as ledger:
+        for row in range(2):
+            ledger.issue_prompt(f"train:0:{row}", dataset="train", epoch=0, row=row, position=row)
+            ledger.start_group(f"g{row}", prompt_id=f"train:0:{row}", n=2, start_step=0)
+        places = [("g1", 0, 0), ("g0", 1, 0), ("g0", 0, 1), ("g0", 0, 0)]
+        for group, slot, number in places:
+            ledger.start_session(f"{group}-{slot}-{number}", group_id=group, slot=slot, try_index=number)
+        ledger.flush()
+        with open_run(tmp_path / "run") as conn:
+            lines = write_rollout_dump(f"{tmp_path}/{{rollout_id}}.jsonl", 0, conn).read_text().splitlines()
+    assert [json.loads(line)["session_id"] for line in lines] == ["g0-0-0", "g0-0-1", "g0-1-0", "g1-0-0"]
+
+
+def test_a_dump_appears_whole_on_the_disk_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced: list[str] = []
+    monkeypatch.setattr(files.os, "fsync", lambda _: forced.extend(path.name for path in tmp_path.iterdir()))
+    with whole_file(tmp_path / "a") as file:
+        file.write(b"x")
+    assert len(forced) == 1 and forced != ["a"], "forced to the disk before it gets its name"
+    with pytest.raises(KeyError), whole_file(tmp_path / "b") as file:
+        file.write(b"x")
+        raise KeyError
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 @pytest.mark.parametrize(

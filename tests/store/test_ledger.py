@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from store_records import begin, exported, failed, forest, joined
 
+from silva.store import ledger_writer
 from silva.store.documents import show_run, show_session
-from silva.store.files import LedgerError
+from silva.store.files import DB_NAME, LedgerError
 from silva.store.ledger import RunLedger
 from silva.store.queries import check_ledgers, counts, open_run
 from silva.types.rollout import ResponseSpan
@@ -298,6 +299,19 @@ async def test_a_cancelled_wait_does_not_undo_the_write(tmp_path: Path) -> None:
         waiting.cancel()
         await asyncio.wrap_future(ledger.flush_future())
         assert show_session(tmp_path, f"{group}-s0")["status"] == "failed"
+
+
+def test_a_flush_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced: list[str] = []
+    monkeypatch.setattr(
+        ledger_writer.os, "fsync", lambda fd: forced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+    )
+    with RunLedger(tmp_path) as ledger:
+        begin(ledger, 0)
+        ledger.event("a").result(30)
+        assert forced == [], "a write alone leaves that to the system"
+        ledger.flush()
+        assert forced == [f"{DB_NAME}-wal"]
 
 
 KILLED = """

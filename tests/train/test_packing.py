@@ -95,6 +95,8 @@ def test_steps_take_whole_sessions_each_once_and_evenly(seed: int, num_sessions:
     assert len(parts) == num_steps
     assert sorted(i for part in parts for i in part) == list(range(len(samples)))
     sessions = [{samples[i].session_id for i in part} for part in parts]
+    first = list(dict.fromkeys(sample.session_id for sample in samples))
+    assert list(dict.fromkeys(samples[i].session_id for part in parts for i in part)) == first
     assert sum(map(len, sessions)) == num_sessions
     assert max(map(len, sessions)) - min(map(len, sessions)) <= 1
 
