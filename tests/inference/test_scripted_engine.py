@@ -116,6 +116,14 @@ async def test_an_abort_gives_what_was_there(codec: TurnCodec):
     assert scripted.usage().num_running == 0
 
 
+async def test_the_end_of_the_engine_aborts_what_runs(codec: TurnCodec):
+    scripted = engine(codec, {"error": "hang"})
+    running = asyncio.create_task(generate(scripted))
+    await asyncio.sleep(0)
+    await scripted.close()
+    assert (await asyncio.wait_for(running, 10)).finish_reason == "abort"
+
+
 async def test_a_cancelled_call_frees_its_place(codec: TurnCodec):
     scripted = engine(codec, {"error": "hang"})
     running = asyncio.create_task(generate(scripted))

@@ -272,6 +272,33 @@ async def test_a_lost_client_frees_the_server(codec: TurnCodec):
         assert serve.engine.usage().num_running == 0 and serve.forest("s").nodes == []
 
 
+async def test_the_last_aborts_are_sent_before_the_engine_closes():
+    stub = SglangStub(Answer(fault="hang"))
+    async with started(stub) as engine:
+        running = asyncio.create_task(engine.generate(request()))
+        await until(lambda: stub.num_held)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await engine.close()
+        assert stub.aborts == [stub.calls[0]["rid"]]
+
+
+async def test_a_session_that_ended_leaves_no_choice_of_server_behind():
+    stubs = [SglangStub(Answer(ids=[5])) for _ in range(2)]
+    async with started(*stubs) as engine:
+        await engine.generate(request())
+        first, second = sorted(stubs, key=lambda stub: -len(stub.calls))
+        first.status = 400
+        with pytest.raises(EngineFault):
+            await engine.generate(request())
+        await engine.generate(request())
+        assert len(second.calls) == 1, "the fault moved the session"
+        first.status = None
+        await engine.close_session("s")
+        await engine.generate(request())
+        assert len(second.calls) == 1
+
+
 async def test_images_go_as_data_uris_or_web_addresses(tmp_path: Path):
     stub = SglangStub(Answer(ids=[5], meta={"prompt_tokens": 70}))
     async with started(stub) as engine:
