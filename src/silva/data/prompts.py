@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from silva.data.rows import Dataset
 from silva.types import DatasetError, SessionInput
@@ -33,6 +33,7 @@ class Prompt:
     """What only the judges of a session see, any JSON value; None without --label-key."""
 
 
+@dataclass(eq=False)
 class PromptSource:
     """Hands out each (epoch, row) exactly once.
 
@@ -40,57 +41,56 @@ class PromptSource:
     at the `pending` positions come first, then new ones from `next_position` on.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        *,
-        name: str = "train",
-        num_epoch: int | None,
-        shuffle: bool,
-        seed: int,
-        next_position: int = 0,
-        pending: Iterable[int] = (),
-    ):
-        self._dataset = dataset
-        self._name = name
-        self._num_epoch = num_epoch
-        self._shuffle = shuffle
-        self._seed = seed
-        self._next = next_position
-        self._pending = deque(sorted(pending))
+    dataset: Dataset
+    _: KW_ONLY
+    name: str = "train"
+    """Begins the ids of the prompts."""
+    num_epoch: int | None
+    """Passes over the rows; None for no end."""
+    shuffle: bool
+    """Each epoch has an order of its own."""
+    seed: int
+    """Seed of these orders."""
+    next_position: int = 0
+    """Place of the next new prompt in the order of issue."""
+    pending: Iterable[int] = ()
+    """Places of prompts that a resumed run issues again, first."""
+
+    def __post_init__(self) -> None:
+        self._pending = deque(sorted(self.pending))
         self._order: tuple[int, list[int]] = (-1, [])
 
     def take(self) -> Prompt | None:
         """The next prompt, or None when the epochs are over."""
         if self._pending:
             return self._at(self._pending.popleft())
-        epoch = self._next // len(self._dataset.rows)
-        if self._num_epoch is not None and epoch >= self._num_epoch:
+        epoch = self.next_position // len(self.dataset.rows)
+        if self.num_epoch is not None and epoch >= self.num_epoch:
             return None
-        self._next += 1
-        return self._at(self._next - 1)
+        self.next_position += 1
+        return self._at(self.next_position - 1)
 
     def check_place(self, *, position: int, epoch: int, row: int) -> None:
         """Raise DatasetError unless a prompt issued before a resume is still at its place."""
         prompt = self._at(position)
         if (prompt.epoch, prompt.row) != (epoch, row):
             raise DatasetError(
-                f"dataset {self._dataset.path}: prompt {position} of the run was row {row} of epoch {epoch}; now it is "
+                f"dataset {self.dataset.path}: prompt {position} of the run was row {row} of epoch {epoch}; now it is "
                 f"row {prompt.row} of epoch {prompt.epoch}. The file, --rollout-shuffle or --rollout-seed changed "
                 "since the run started. Resume with the same"
             )
 
     def _at(self, position: int) -> Prompt:
-        epoch, place = divmod(position, len(self._dataset.rows))
+        epoch, place = divmod(position, len(self.dataset.rows))
         if self._order[0] != epoch:
-            self._order = (epoch, self._dataset.order(epoch, shuffle=self._shuffle, seed=self._seed))
+            self._order = (epoch, self.dataset.order(epoch, shuffle=self.shuffle, seed=self.seed))
         row = self._order[1][place]
         return Prompt(
-            prompt_id=f"{self._name}:{epoch}:{row}",
-            dataset=self._name,
+            prompt_id=f"{self.name}:{epoch}:{row}",
+            dataset=self.name,
             epoch=epoch,
             row=row,
             position=position,
-            input=self._dataset.rows[row].input,
-            label=self._dataset.rows[row].label,
+            input=self.dataset.rows[row].input,
+            label=self.dataset.rows[row].label,
         )

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from typing import Any
 
 from silva.credit import Reward, read_reward
@@ -29,6 +29,7 @@ _MAX_READ_AGAIN = 1 << 16
 """Bytes of an output that an error may take the time to read once more."""
 
 
+@dataclass(eq=False)
 class Rewards:
     """Gives sessions their rewards.
 
@@ -36,19 +37,23 @@ class Rewards:
     contexts with their rewards, each matched by its place in the call that asked for it.
     """
 
-    def __init__(self, options: RewardOptions, *, function: UserFunction | None, decode: Decode):
-        """The function's `args` are all fields of `options`."""
-        assert function is not None or not options.group_rm
-        self._options = options
-        self._args = OptionsView(asdict(options))
-        self._function = function
-        self._decode = decode
+    options: RewardOptions
+    """The function receives all of them as `args`."""
+    _: KW_ONLY
+    function: UserFunction | None
+    """None where rewards come from the agents alone."""
+    decode: Decode
+    """Ids to text, special tokens included."""
+
+    def __post_init__(self) -> None:
+        assert self.function is not None or not self.options.group_rm
+        self._args = OptionsView(asdict(self.options))
         self._latencies_s: list[float] = []
         self._num_overwritten = 0
 
     @property
     def group_wise(self) -> bool:
-        return self._options.group_rm
+        return self.options.group_rm
 
     def take_numbers(self) -> dict[str, float]:
         """Metrics since this was asked last: agents' rewards that a group function replaced, seconds a call took."""
@@ -67,9 +72,9 @@ class Rewards:
         train on, `reward_missing` where nobody gave one.
         """
         assert not self.group_wise, "these rewards are given to whole groups"
-        if self._function is not None:
+        if self.function is not None:
             asked = [index for index, sample in enumerate(samples) if sample.reward is None]
-            if self._options.agentic_credit is not None:  # contexts share the session's reward
+            if self.options.agentic_credit is not None:  # contexts share the session's reward
                 asked = [0] if len(asked) == len(samples) else []
             judged = await asyncio.gather(*(self._judge(session, samples[index]) for index in asked))
             filled = list(samples)
@@ -95,12 +100,12 @@ class Rewards:
             values = await self._ask(views)
         except UserCodeError as error:
             raise GroupEnd("group_reward_failed", str(error)) from error
-        assert self._function is not None
+        assert self.function is not None
         if not isinstance(values, list) or len(values) != len(flat):
             what = f"{len(values)} values" if isinstance(values, list) else f"a {type(values).__name__}"
             raise GroupEnd(
                 "group_reward_invalid",
-                f"{self._function.path} returned {what} for {len(flat)} contexts of {len(ended)} sessions; with "
+                f"{self.function.path} returned {what} for {len(flat)} contexts of {len(ended)} sessions; with "
                 "--group-rm it must return a list with one value a context",
             )
         left = iter(values)
@@ -125,7 +130,7 @@ class Rewards:
         try:
             value = await self._ask(view)
         except UserCodeError as error:
-            score = self._options.reward_failure_score
+            score = self.options.reward_failure_score
             if score is None:
                 return SessionFailure("reward_failed", f"{sample.place}: {error}")
             log.warning("%s gets --reward-failure-score %g: %s", sample.place, score, error)
@@ -140,11 +145,11 @@ class Rewards:
 
     async def _ask(self, views: SampleView | list[SampleView]) -> Any:
         """The function's value; after a failure it is asked again. Raises UserCodeError."""
-        assert self._function is not None
-        for num_left in range(self._options.reward_retries, -1, -1):
+        assert self.function is not None
+        for num_left in range(self.options.reward_retries, -1, -1):
             began_s = time.monotonic()
             try:
-                return await self._function(self._args, views)
+                return await self.function(self._args, views)
             except UserCodeError as error:
                 if not num_left:
                     raise
@@ -156,21 +161,21 @@ class Rewards:
     async def _view(
         self, session: Session, sample: TrainingSample, failed_slots: Mapping[int, str] | None = None
     ) -> SampleView:
-        return await asyncio.to_thread(sample_view, session, sample, self._decode, failed_slots)
+        return await asyncio.to_thread(sample_view, session, sample, self.decode, failed_slots)
 
     def _read(self, sample: TrainingSample, value: object, mode: Mode) -> Reward:
         where = f"{sample.place} (from {self._path})"
-        return read_reward(value, where, self._options.reward_key_of(mode), allow_bool=True)
+        return read_reward(value, where, self.options.reward_key_of(mode), allow_bool=True)
 
     def _with(self, sample: TrainingSample, reward: Reward) -> TrainingSample:
         return replace(sample, reward=reward.value, helpers={**sample.helpers, **reward.helpers})
 
     @property
     def _path(self) -> str:
-        return "" if self._function is None else self._function.path
+        return "" if self.function is None else self.function.path
 
     def _check_given(self, session: Session, samples: Sequence[TrainingSample]) -> None:
-        if self._options.has_custom_advantage or any(sample.reward is not None for sample in samples):
+        if self.options.has_custom_advantage or any(sample.reward is not None for sample in samples):
             return
         lacks = f"{self._path} gave it none" if self._path else "no reward function is configured (--custom-rm-path)"
         what, remedy = _without_reward(session, samples)

@@ -5,13 +5,23 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
 from itertools import chain, compress, repeat
 
 from silva.forest import join_lineage
 from silva.store.encode import pack_floats, pack_ids, pack_mask, runs_of, spans_to_json, to_column
-from silva.types import AttemptRow, NodeRow, RequestRow, SessionRow, TrainingSample, VersionSpan, check_spans, safe_text
+from silva.types import (
+    AttemptRow,
+    NodeRow,
+    RequestRow,
+    SessionRow,
+    TokenUsage,
+    TrainingSample,
+    VersionSpan,
+    check_spans,
+    safe_text,
+)
 
 
 def insert_session_rows(conn: sqlite3.Connection, record: SessionRow, ended_s: float) -> None:
@@ -43,14 +53,8 @@ def insert_session_rows(conn: sqlite3.Connection, record: SessionRow, ended_s: f
     conn.executemany(
         f"INSERT INTO nodes VALUES ({_marks(17)})", (_node_row(record.session_id, node) for node in record.nodes)
     )
-    conn.executemany(
-        f"INSERT INTO requests VALUES ({_marks(17)})",
-        (_request_row(record.session_id, seq, request) for seq, request in enumerate(record.requests)),
-    )
-    conn.executemany(
-        f"INSERT INTO attempts VALUES ({_marks(12)})",
-        (_attempt_row(record.session_id, seq, attempt) for seq, attempt in enumerate(record.attempts)),
-    )
+    _insert_all(conn, "requests", record.session_id, record.requests)
+    _insert_all(conn, "attempts", record.session_id, record.attempts)
     conn.executemany(
         f"INSERT INTO samples VALUES ({_marks(12)})",
         (_sample_row(seq, sample, runs) for seq, (sample, runs) in enumerate(zip(record.samples, masked, strict=True))),
@@ -138,43 +142,25 @@ def _node_row(session_id: str, node: NodeRow) -> tuple[object, ...]:
     )
 
 
-def _request_row(session_id: str, seq: int, request: RequestRow) -> tuple[object, ...]:
-    return (
-        session_id,
-        seq,
-        safe_text(request.request_id),
-        request.protocol,
-        request.stream,
-        request.match,
-        to_column(request.repairs),
-        None if request.difference is None else to_column(request.difference),
-        request.node_id,
-        request.http_status,
-        _text(request.error_code),
-        _text(request.finish_reason),
-        None if request.usage is None else to_column(asdict(request.usage)),
-        request.arrived_s,
-        request.wait_s,
-        request.latency_s,
-        to_column(request.ignored_fields),
-    )
+def _insert_all(
+    conn: sqlite3.Connection, table: str, session_id: str, rows: Sequence[RequestRow] | Sequence[AttemptRow]
+) -> None:
+    """Insert rows whose fields are the columns of their table, in order."""
+    if not rows:
+        return
+    names = [item.name for item in fields(rows[0])]
+    values = ([session_id, seq, *(_column(getattr(row, name)) for name in names)] for seq, row in enumerate(rows))
+    columns = ", ".join(("session_id", "seq", *names))
+    conn.executemany(f"INSERT INTO {table} ({columns}) VALUES ({_marks(len(names) + 2)})", values)
 
 
-def _attempt_row(session_id: str, seq: int, attempt: AttemptRow) -> tuple[object, ...]:
-    return (
-        session_id,
-        seq,
-        safe_text(attempt.request_id),
-        attempt.attempt,
-        attempt.num_input,
-        attempt.num_output,
-        attempt.finish_reason,
-        attempt.weight_version,
-        attempt.cached_tokens,
-        attempt.started_s,
-        attempt.ended_s,
-        _text(attempt.error),
-    )
+def _column(value: object) -> object:
+    """A field as SQLite takes it: text that is valid, lists, objects and counts as JSON."""
+    if isinstance(value, TokenUsage):
+        value = asdict(value)
+    if isinstance(value, list | dict):
+        return to_column(value)
+    return safe_text(value) if isinstance(value, str) else value
 
 
 def _sample_row(seq: int, sample: TrainingSample, masked: list[list[int]]) -> tuple[object, ...]:

@@ -106,6 +106,7 @@ class TurnWatch(Protocol):
         ...
 
 
+@dataclass(kw_only=True, eq=False)
 class TurnService:
     """Consumes canonical requests, produces committed turns; the single writer of every session's forest.
 
@@ -113,38 +114,28 @@ class TurnService:
     other data, it costs more than the hop between threads. Forests are matched and written on the event loop only.
     """
 
-    def __init__(
-        self,
-        *,
-        engine: Engine,
-        codec: TurnCodec,
-        parser: TurnParser,
-        clock: Clock,
-        options: TurnServiceOptions,
-        media: ImageKeeper | None = None,
-        retry_delays_s: tuple[float, ...] = RETRY_DELAYS_S,
-        resume_aborted: bool = True,
-    ):
-        """Without `media` images cannot be kept, so requests that contain some are refused.
+    engine: Engine
+    codec: TurnCodec
+    parser: TurnParser
+    clock: Clock
+    options: TurnServiceOptions
+    media: ImageKeeper | None = None
+    """Keeps images; without it, requests that contain some are refused."""
+    retry_delays_s: tuple[float, ...] = RETRY_DELAYS_S
+    """Pauses before a faulty attempt is made again: one retry each."""
+    resume_aborted: bool = True
+    """An aborted attempt continues behind its ids; else it is made again from the prompt."""
 
-        `retry_delays_s`: a failed engine call is tried again after each of these pauses. `resume_aborted`: a turn whose
-        engine call was aborted continues after the tokens that it has; else it is sampled again from its prompt.
-        """
-        self._engine = engine
-        self._codec = codec
-        self._parser = parser
-        self._clock = clock
-        self._options = options
-        self._media = media
-        self._canonicaliser = Canonicaliser(options.profiles)
+    def __post_init__(self) -> None:
+        self._canonicaliser = Canonicaliser(self.options.profiles)
         self._client = EngineClient(
-            engine,
-            clock,
-            timeout_s=options.engine_timeout_s,
-            retry_delays_s=retry_delays_s,
-            resume=resume_aborted,
+            self.engine,
+            self.clock,
+            timeout_s=self.options.engine_timeout_s,
+            retry_delays_s=self.retry_delays_s,
+            resume=self.resume_aborted,
         )
-        self._longest_token = max(map(len, codec.tokenizer.get_vocab()))
+        self._longest_token = max(map(len, self.codec.tokenizer.get_vocab()))
         self._pool = ThreadPoolExecutor(NUM_CODEC_THREADS, thread_name_prefix="silva-codec")
 
     @property
@@ -192,7 +183,7 @@ class TurnService:
         sampling = self._sampling(live, request.options, record, num_prompt)
         record.match = match.kind
         record.repairs = list[str](match.repairs)
-        if match.kind != "append" and self._options.agentic_codec == "proven":
+        if match.kind != "append" and self.options.agentic_codec == "proven":
             record.difference = self._difference(session.forest, match, request.message_at, request.path_of)
         self.counters["marker_mismatch"] += placement.marker_mismatch
         session.first_request.set()
@@ -220,10 +211,10 @@ class TurnService:
         return placement, held + len(placement.observation_ids) + len(placement.lead_ids)
 
     def _match(self, live: LiveSession, request: ModelRequest) -> Match:
-        if self._options.agentic_codec == "rerender":
+        if self.options.agentic_codec == "rerender":
             match = live.session.forest.match(request.conversation, request.digests)
             return replace(match, parent=None, num_matched=0)
-        lenient = self._options.lenient
+        lenient = self.options.lenient
         digests, profiles = self.identify(request)
         match = live.session.forest.match(request.conversation, digests, request.message_at, lenient)
         return replace(match, profiles=profiles) if profiles else match
@@ -239,10 +230,10 @@ class TurnService:
             request_id=record.request_id,
             prompt_ids=turn.placement.prompt_ids(),
             sampling=turn.sampling,
-            media=self._media.media(turn.placement.images()) if self._media is not None else (),
+            media=self.media.media(turn.placement.images()) if self.media is not None else (),
         )
         record.wait_s = generation.wait_s
-        return cut_at_stop(self._codec, generation, turn.sampling.stop)
+        return cut_at_stop(self.codec, generation, turn.sampling.stop)
 
     async def commit(
         self, live: LiveSession, turn: PreparedTurn, record: RequestRow, generation: Generation
@@ -260,12 +251,12 @@ class TurnService:
         record.finish_reason = result.finish_reason
         return TurnReply(
             request_id=record.request_id,
-            created_s=self._clock.wall_s(),
+            created_s=self.clock.wall_s(),
             message=message,
             finish=result.finish_reason,
             usage=usage,
             matched_stop=result.matched_stop if isinstance(result.matched_stop, str) else None,
-            logprobs=token_logprobs(self._codec, result) if turn.options.logprobs else None,
+            logprobs=token_logprobs(self.codec, result) if turn.options.logprobs else None,
         )
 
     async def _commit(
@@ -279,15 +270,15 @@ class TurnService:
 
             def read():
                 response, message = read_turn(
-                    self._codec,
-                    self._parser,
+                    self.codec,
+                    self.parser,
                     placement,
                     result,
                     sibling=sibling,
                     object_calls=turn.options.object_calls,
                 )
-                end = self._parser.reasoning_end if message.reasoning else None
-                return response, message, shortest_prefix(self._codec, result.ids, end) if end else 0
+                end = self.parser.reasoning_end if message.reasoning else None
+                return response, message, shortest_prefix(self.codec, result.ids, end) if end else 0
 
             small = len(result.ids) <= MAX_INLINE_IDS and not placement.continues
             response, message, num_reasoning = read() if small else await self._off_loop(read)
@@ -301,7 +292,7 @@ class TurnService:
 
     def _match_again(self, forest: SessionForest, turn: PreparedTurn, record: RequestRow) -> None:
         """Match a turn again: other turns may have been committed since it was placed."""
-        match, proven = turn.placement.match, self._options.agentic_codec == "proven"
+        match, proven = turn.placement.match, self.options.agentic_codec == "proven"
         parent = match.parent or forest.node_of(match.root) if proven else None
         children = parent.children if parent is not None else []
         same = any(child.key == match.request_key for child in children)
@@ -328,7 +319,7 @@ class TurnService:
             forest,
             match,
             message_at,
-            lenient=self._options.lenient,
+            lenient=self.options.lenient,
             path_of=path_of,
             clean_first=lambda message: self._canonicaliser.clean(message)[0],
         )
@@ -349,25 +340,25 @@ class TurnService:
             owner = session.seed_key or session.session_id
             # Searched from the end: the list may be long, and the row is near its end.
             number = next(at for at in range(len(session.requests) - 1, -1, -1) if session.requests[at] is record)
-            seed = derived_seed(self._options.seed, owner, number)
-        base = self._options.sampling(live.session.mode, room=min(room, options.max_tokens or room))
+            seed = derived_seed(self.options.seed, owner, number)
+        base = self.options.sampling(live.session.mode, room=min(room, options.max_tokens or room))
         return replace(
             base,
             stop=tuple(dict.fromkeys((*base.stop, *options.stop))),
-            stop_token_ids=tuple(dict.fromkeys((*self._codec.stop_ids, *base.stop_token_ids))),
+            stop_token_ids=tuple(dict.fromkeys((*self.codec.stop_ids, *base.stop_token_ids))),
             seed=seed,
         )
 
     async def _keep_images(self, placement: Placement, request: ModelRequest) -> None:
         """Put the images of this turn where the engine finds them. Raises StorageFault."""
-        if self._media is None:
+        if self.media is None:
             return
-        missing = await self._media.missing(placement.images())
+        missing = await self.media.missing(placement.images())
         # An old message may have an image whose file was removed: then the whole history is read again.
         if any(request.images.data(digest) is None for digest in missing):
             request.messages_between(0, len(request.digests))
         found = ((digest, request.images.data(digest)) for digest in missing)
-        await self._media.keep({digest: data for digest, data in found if data is not None})
+        await self.media.keep({digest: data for digest, data in found if data is not None})
 
     def _place(self, match: Match, request: ModelRequest) -> Placement:
         refuse_hopeless(
@@ -375,11 +366,11 @@ class TurnService:
             match,
             limit=self._context_limit(),
             longest_token=self._longest_token,
-            encode=self._codec.encode_sampled,
+            encode=self.codec.encode_sampled,
         )
-        refuse_images(request, match, self._codec, "none" if self._media is None else self._engine.image_support)
+        refuse_images(request, match, self.codec, "none" if self.media is None else self.engine.image_support)
         try:
-            return place_turn(self._codec, match, request.messages_between)
+            return place_turn(self.codec, match, request.messages_between)
         except TransitionRefused as refused:
             field = refused.field or ""
             index = field.removeprefix("messages[").partition("]")[0]
@@ -388,7 +379,7 @@ class TurnService:
             raise refused.at(field or None) from refused
 
     def _context_limit(self) -> int:
-        return min(self._options.rollout_max_context_len or self._engine.max_context_len, self._engine.max_context_len)
+        return min(self.options.rollout_max_context_len or self.engine.max_context_len, self.engine.max_context_len)
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
