@@ -11,13 +11,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from silva.agent import files
-from silva.agent.files import create_session, log_tail, read_output, session_files
+from silva.agent.files import create_session, log_tail, read_output_bytes, session_files
 from silva.credit.reward import read_reward
 from silva.types.errors import SessionFailure
 from silva.types.rollout import SessionInput
 from silva.wire.output_document import OutputDocument, parse_output
 
 REASONS = {"output_invalid", "reward_invalid", "metadata_invalid", "record_invalid"}
+
+
+def read_output(path: Path) -> OutputDocument:
+    return parse_output(read_output_bytes(path))
 
 
 def failure(tmp_path: Path, content: str | bytes) -> SessionFailure:

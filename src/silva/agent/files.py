@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from silva.types import SessionFailure, SessionInput, shown
-from silva.wire import OutputDocument, output_invalid, parse_output
+from silva.wire import output_invalid
 
 MAX_OUTPUT_BYTES = 64 << 20
 LOG_TAIL_BYTES = 4096
@@ -101,15 +101,6 @@ def log_tail(path: Path, limit: int = LOG_TAIL_BYTES) -> str:
         file.seek(max(0, size - limit))
         text = file.read(limit).decode("utf-8", "replace")
     return text.lstrip("\ufffd") if size > limit else text
-
-
-def read_output(path: Path) -> OutputDocument:
-    """Read what the agent wrote. A missing or blank file is an empty export.
-
-    Raises SessionFailure as `parse_output` does, and for a file that cannot be read. Blocks while up to 64 MB are read
-    and parsed.
-    """
-    return parse_output(read_output_bytes(path))
 
 
 def _open_regular(path: Path, *, extra_flags: int = 0) -> int:

@@ -8,7 +8,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from silva.store.files import LedgerError
 from silva.store.queries import Counts, counts, load_contexts, open_run
@@ -203,26 +203,20 @@ def show_session(run_dir: str | Path, session_id: str) -> SessionDoc:
             "metadata": json.loads(row["metadata"]),
             "nodes": [_node_doc(node) for node in nodes],
             "contexts": [_context_doc(sample) for sample in contexts],
-            "samples": [_sample_doc(sample) for sample in contexts if sample.num_trainable],
+            "samples": [cast("SampleDoc", _picked(sample, SampleDoc)) for sample in contexts if sample.num_trainable],
             "requests": [_request_doc(request) for request in _requests(conn, session_id)],
             "ignored_fields": _ignored_fields(conn, session_id),
         }
 
 
+def _picked(source: object, document: type, **facts: object) -> dict[str, object]:
+    """The fields of a document, in its order: `facts`, else the attributes of the same names."""
+    return {name: facts[name] if name in facts else getattr(source, name) for name in document.__annotations__}
+
+
 def _node_doc(node: NodeRow) -> NodeDoc:
-    return {
-        "node_id": node.node_id,
-        "parent_id": node.parent_id,
-        "state_key": node.state_key,
-        "kind": node.kind,
-        "messages": node.messages,
-        "token_ids": node.token_ids,
-        "loss_mask": node.loss_mask,
-        "logprobs": node.logprobs,
-        "weight_spans": [[span.start, span.length, span.version] for span in node.version_spans],
-        "finish_reason": node.finish_reason,
-        "num_aborts": node.num_aborts,
-    }
+    spans = [[span.start, span.length, span.version] for span in node.version_spans]
+    return cast("NodeDoc", _picked(node, NodeDoc, weight_spans=spans))
 
 
 def _requests(conn: sqlite3.Connection, session_id: str) -> Iterator[sqlite3.Row]:
@@ -230,53 +224,18 @@ def _requests(conn: sqlite3.Connection, session_id: str) -> Iterator[sqlite3.Row
 
 
 def _context_doc(sample: TrainingSample) -> ContextDoc:
-    return {
-        "name": sample.name,
-        "node_id": sample.node_id,
-        "num_turns": sample.num_turns,
-        "prompt_len": sample.prompt_len,
-        "num_tokens": len(sample.token_ids),
-        "num_trainable": sample.num_trainable,
-        "responses": [[span.node_id, span.start, span.length] for span in sample.responses],
-        "reward": sample.reward,
-        "helpers": sample.helpers,
-        "credit": sample.credit,
-        "response_credits": None if sample.response_credits is None else list(sample.response_credits),
-        "metadata": sample.metadata,
-    }
-
-
-def _sample_doc(sample: TrainingSample) -> SampleDoc:
-    return {
-        "name": sample.name,
-        "node_id": sample.node_id,
-        "prompt_len": sample.prompt_len,
-        "token_ids": sample.token_ids,
-        "loss_mask": sample.loss_mask,
-        "logprobs": sample.logprobs,
-        "reward": sample.reward,
-        "credit": sample.credit,
-        "metadata": sample.metadata,
-    }
+    responses = [[span.node_id, span.start, span.length] for span in sample.responses]
+    credits = None if sample.response_credits is None else list(sample.response_credits)
+    facts = {"num_tokens": len(sample.token_ids), "responses": responses, "response_credits": credits}
+    return cast("ContextDoc", _picked(sample, ContextDoc, **facts))
 
 
 def _request_doc(row: sqlite3.Row) -> RequestDoc:
-    return {
-        "request_id": row["request_id"],
-        "protocol": row["protocol"],
-        "stream": bool(row["stream"]),
-        "match": row["match"],
-        "repairs": json.loads(row["repairs"]),
-        "difference": row["difference"] and json.loads(row["difference"]),
-        "node_id": row["node_id"],
-        "http_status": row["http_status"],
-        "error_code": row["error_code"],
-        "finish_reason": row["finish_reason"],
-        "usage": row["usage"] and json.loads(row["usage"]),
-        "arrived_s": row["arrived_s"],
-        "wait_s": row["wait_s"],
-        "latency_s": row["latency_s"],
-    }
+    read = {name: row[name] and json.loads(row[name]) for name in ("repairs", "difference", "usage")}
+    return cast(
+        "RequestDoc",
+        {**{name: row[name] for name in RequestDoc.__annotations__}, "stream": bool(row["stream"]), **read},
+    )
 
 
 def _ignored_fields(conn: sqlite3.Connection, session_id: str) -> dict[str, int]:
