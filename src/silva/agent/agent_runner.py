@@ -125,32 +125,27 @@ class _Life:
             self.writer.write(pack(*message))
 
 
+@dataclass(kw_only=True, eq=False)
 class AgentRunner:
-    """Owns a runner process. All methods belong to one event loop. At most one per `run_id` at a time.
+    """Owns a runner process. All methods belong to one event loop. At most one per `run_id` at a time."""
 
-    `grace_s`: seconds between TERM and KILL. `sweep_s`: least seconds between sweeps. `max_losses`: number of runner
-    deaths in a row, without the end of an agent between them, after which a start raises RunStopped. `log_path`: where
-    the runner writes a traceback of its own. `owns`: what it runs, for messages.
-    """
+    run_id: str
+    """The marker that everything of this run carries."""
+    grace_s: float = 5.0
+    """Seconds between TERM and KILL."""
+    sweep_s: float = 0.25
+    """Least seconds between sweeps."""
+    max_losses: int = 5
+    """Runner deaths in a row, without the end of an agent between them, after which a start raises RunStopped."""
+    log_path: Path | None = None
+    """Where the runner writes a traceback of its own."""
+    owns: str = "the agents"
+    """What it runs, for messages."""
 
-    def __init__(
-        self,
-        *,
-        run_id: str,
-        grace_s: float = 5.0,
-        sweep_s: float = 0.25,
-        max_losses: int = 5,
-        log_path: Path | None = None,
-        owns: str = "the agents",
-    ) -> None:
-        self.run_id = run_id
-        self.grace_s = grace_s
+    def __post_init__(self) -> None:
         self.num_losses = 0
-        self._sweep_s = sweep_s
-        self._max_losses = max_losses
         self._losses_in_a_row = 0
-        self._log_path = log_path
-        self._name = f"the process that owns {owns}"
+        self._name = f"the process that owns {self.owns}"
         self._lock = asyncio.Lock()
         self._life: _Life | None = None
         self._agents: dict[str, _Agent] = {}
@@ -238,7 +233,7 @@ class AgentRunner:
             await asyncio.wait([life.task])
             life = self._life = None
         if life is None:
-            if self._losses_in_a_row >= self._max_losses:
+            if self._losses_in_a_row >= self.max_losses:
                 raise RunStopped(
                     f"{self._name} died {self._losses_in_a_row} times in a row; look for an out-of-memory killer or a "
                     f"process limit{self._log_hint()}"
@@ -254,7 +249,7 @@ class AgentRunner:
         ours, theirs = socket.socketpair()
         try:
             with ExitStack() as stack:
-                log = stack.enter_context(self._log_path.open("ab")) if self._log_path else subprocess.DEVNULL
+                log = stack.enter_context(self.log_path.open("ab")) if self.log_path else subprocess.DEVNULL
                 process = subprocess.Popen(
                     child_command("runner", flags=("-I", "-S")),
                     stdin=theirs.fileno(),
@@ -274,12 +269,12 @@ class AgentRunner:
         return life
 
     def _log_hint(self) -> str:
-        return f"; see {self._log_path}" if self._log_path else ""
+        return f"; see {self.log_path}" if self.log_path else ""
 
     async def _serve(self, life: _Life, ours: socket.socket) -> None:
         """Read the runner's reports until it ends, then end what it left."""
         reader, life.writer = await asyncio.open_connection(sock=ours)
-        life.send("hello", self.run_id, os.getpid(), float(self.grace_s), float(self._sweep_s))
+        life.send("hello", self.run_id, os.getpid(), float(self.grace_s), float(self.sweep_s))
         too_late = asyncio.get_running_loop().call_later(_READY_TIMEOUT_S, life.process.kill)
         try:
             while (message := await read_message(reader)) is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
@@ -117,33 +117,33 @@ class _Plan:
     sampling: list[Running] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class TorchCore:
     """Requests in (`submit`), outcomes out (`take_finished`), work in `step`. Not thread-safe; no asyncio."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        *,
-        max_context_len: int,
-        num_slots: int,
-        stop_ids: Collection[int],
-        decode_text: DecodeText,
-        seed: int,
-        prefill_chunk: int,
-        version: int,
-    ) -> None:
-        self.version = version
-        self.max_context_len = max_context_len
-        self.table = SlotTable(num_slots, max_context_len)
+    decoder: Decoder
+    _: KW_ONLY
+    max_context_len: int
+    """Most tokens of one request, prompt and response together."""
+    num_slots: int
+    """Requests that are decoded at once."""
+    stop_ids: Collection[int]
+    decode_text: DecodeText
+    """Ids to text, for stop strings."""
+    seed: int
+    """Seed of requests that bring none."""
+    prefill_chunk: int
+    """Prompt tokens that one step computes at most."""
+    version: int
+    """The weight version of the tokens sampled next."""
+
+    def __post_init__(self) -> None:
+        self.table = SlotTable(self.num_slots, self.max_context_len)
         self.counters: dict[str, int] = dict.fromkeys(COUNTERS, 0)
         self.waiting: deque[Running] = deque()
         self.running: list[Running] = []
-        self._decoder = decoder
-        self._cache: KVCache = decoder.new_cache(num_slots, max_context_len)
-        self._stop_ids = frozenset(stop_ids)
-        self._decode_text = decode_text
-        self._seed = seed
-        self._prefill_chunk = prefill_chunk
+        self._cache: KVCache = self.decoder.new_cache(self.num_slots, self.max_context_len)
+        self._stop_ids = frozenset(self.stop_ids)
         self._finished: list[tuple[object, Outcome]] = []
 
     # ---- commands, between steps ----
@@ -157,7 +157,7 @@ class TorchCore:
         except RequestError as error:
             self._finished.append((handle, error))
             return
-        parts = ("request", self._seed, request.request_id) if sampling.seed is None else ("seed", sampling.seed)
+        parts = ("request", self.seed, request.request_id) if sampling.seed is None else ("seed", sampling.seed)
         self.waiting.append(
             Running(
                 handle=handle,
@@ -184,7 +184,7 @@ class TorchCore:
     def load_weights(self, source: WeightSource) -> None:
         """Replace all weights. Raises ConfigError with the old ones in place. Running requests recompute their keys
         and values and continue."""
-        self._decoder.load(dict(source.tensors()))
+        self.decoder.load(dict(source.tensors()))
         self.version = source.version
         self.counters["weight_loads"] += 1
         self.table.invalidate()
@@ -201,7 +201,7 @@ class TorchCore:
         self.running.clear()
         self.waiting.clear()
         self.table.invalidate()
-        self._cache = self._decoder.new_cache(self.table.num_slots, self.max_context_len)
+        self._cache = self.decoder.new_cache(self.table.num_slots, self.max_context_len)
 
     def take_finished(self) -> list[tuple[object, Outcome]]:
         """Outcomes since the last call, each with its handle."""
@@ -221,7 +221,7 @@ class TorchCore:
         if not plan.segments:
             return
         self._cache.ensure(max(segment.start + segment.length for segment in plan.segments))
-        logits = self._decoder.forward(plan.ids, plan.segments, self._cache, plan.logit_rows)
+        logits = self.decoder.forward(plan.ids, plan.segments, self._cache, plan.logit_rows)
         self._count(plan)
         for segment, one in zip(plan.segments, plan.owners, strict=True):
             assert one.slot is not None
@@ -249,7 +249,7 @@ class TorchCore:
 
     def _plan(self) -> _Plan:
         """Single tokens in slot order first, then longer segments in order of admission, up to the prefill budget."""
-        budget = self._prefill_chunk
+        budget = self.prefill_chunk
         single: list[tuple[Segment, Running]] = []
         longer: list[tuple[Segment, Running]] = []
         for one in self.running:
@@ -324,7 +324,7 @@ class TorchCore:
         slot.append(token_id)
         if request.sampling.stop:
             resumed = request.input_ids[len(request.input_ids) - request.num_resumed :] if request.num_resumed else []
-            matched = find_stop([*resumed, *one.ids], request.sampling.stop, self._decode_text)
+            matched = find_stop([*resumed, *one.ids], request.sampling.stop, self.decode_text)
             if matched is not None:
                 self._finish(one, "stop", matched)
                 return
@@ -365,7 +365,7 @@ class TorchCore:
 
     def _checked_prompt(self, request: GenerateRequest) -> Ids:
         """The input ids as an array that the decoder can run. Raises RequestError."""
-        vocab = self._decoder.config.vocab_size
+        vocab = self.decoder.config.vocab_size
         ids = list(request.input_ids)
         array = np.array(ids)
         if array.dtype.kind == "i" and array.min() >= 0 and array.max() < vocab:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -44,61 +45,60 @@ class AgentProcesses(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class ProcessDriver:
     """One agent process a session, owned by the runner process.
 
     `seal` ends a session's model access; it is awaited after the process ended and before its conversation is read.
     """
 
-    def __init__(
-        self,
-        runner: AgentProcesses,
-        options: AgentOptions,
-        clock: Clock,
-        seal: Callable[[str], Awaitable[object]],
-        exporter: Exporter | None = None,
-        *,
-        run_dir: Path,
-        run_id: str,
-        base_url: str,
-    ):
+    runner: AgentProcesses
+    options: AgentOptions
+    clock: Clock
+    seal: Callable[[str], Awaitable[object]]
+    """Ends the model access of a session."""
+    exporter: Exporter = field(default_factory=Exporter)
+    _: KW_ONLY
+    run_dir: Path
+    """The run's folder."""
+    run_id: str
+    """The marker that every process of the run carries."""
+    base_url: str
+    """Address of the model API for agents."""
+
+    def __post_init__(self) -> None:
         """Raises ConfigError for an --agent-env that is none."""
-        assert options.agent_command is not None
-        self._runner = runner
-        self._command, self._cwd = options.agent_command, Path(options.agent_cwd).absolute()
-        self._env, self._env_clear = parse_agent_env(options.agent_env), options.agent_env_clear
-        self._timeout_s = options.agent_timeout
-        self._start_timeout_s = options.agent_start_timeout or options.agent_timeout
-        self._run_dir, self._run_id, self._base_url = run_dir, run_id, base_url
-        self._clock = clock
-        self._seal = seal
-        self._exporter = exporter or Exporter()
+        assert self.options.agent_command is not None
+        self._command, self._cwd = self.options.agent_command, Path(self.options.agent_cwd).absolute()
+        self._env, self._env_clear = parse_agent_env(self.options.agent_env), self.options.agent_env_clear
+        self._timeout_s = self.options.agent_timeout
+        self._start_timeout_s = self.options.agent_start_timeout or self.options.agent_timeout
 
     async def run(self, session: Session) -> list[ExportRecord]:
         assert session.input is not None
-        files = await asyncio.to_thread(create_session, self._run_dir, session.session_id, session.input)
+        files = await asyncio.to_thread(create_session, self.run_dir, session.session_id, session.input)
         spec = AgentSpec(
             session_id=session.session_id,
             command=self._command,
             cwd=self._cwd,
             env=agent_environment(
                 files=files,
-                base_url=self._base_url,
+                base_url=self.base_url,
                 session_id=session.session_id,
                 group_id=session.runtime_group_id or session.group_id,
                 mode=session.mode,
-                run_id=self._run_id,
+                run_id=self.run_id,
                 agent_env=self._env,
                 env_clear=self._env_clear,
             ),
             log_path=files.command_log,
         )
         ended = await self._run_limited(session, spec)
-        await self._seal(session.session_id)
+        await self.seal(session.session_id)
         self._check_exit(ended, session, files)
         try:
             session.output = await asyncio.to_thread(read_output_bytes, files.output_json) or None
-            return await asyncio.to_thread(export_session, self._exporter, session)
+            return await asyncio.to_thread(export_session, self.exporter, session)
         except SessionFailure as failure:
             # An agent that swallowed its own crash ends well: only its log can tell what went wrong.
             raise AgentExecutionError(failure.reason, str(failure), log_tail=log_tail(files.command_log)) from failure
@@ -108,7 +108,7 @@ class ProcessDriver:
         try:
             async with asyncio.TaskGroup() as group:
                 limits = group.create_task(self._enforce_limits(session))
-                ended = await self._runner.run_agent(spec)
+                ended = await self.runner.run_agent(spec)
                 limits.cancel()
         except ExceptionGroup as faults:
             raise faults.exceptions[0] from faults
@@ -123,9 +123,9 @@ class ProcessDriver:
             if not session.first_request.is_set() and self._start_timeout_s - elapsed_s < left_s:
                 left_s, reason = self._start_timeout_s - elapsed_s, "agent_start_timeout"
             if left_s <= 0:
-                await self._runner.kill(session.session_id, reason)
+                await self.runner.kill(session.session_id, reason)
                 return
-            await self._clock.sleep(left_s)
+            await self.clock.sleep(left_s)
 
     def _check_exit(self, ended: AgentExit, session: Session, files: SessionFiles) -> None:
         if ended.ok:
