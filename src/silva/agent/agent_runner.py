@@ -19,7 +19,7 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from silva.processes import Message, child_command, pack, read_message, sweep_run
@@ -94,31 +94,29 @@ class AgentExit:
         return f"{how} ({self.kill_reason})" if self.killed and self.kill_reason else how
 
 
+@dataclass(eq=False, slots=True)
 class _Agent:
     """One started process: futures for its end."""
 
-    __slots__ = ("exit", "gone", "kill_reason", "session_id", "started")
-
-    def __init__(self, session_id: str, loop: asyncio.AbstractEventLoop) -> None:
-        self.session_id = session_id
-        self.exit: asyncio.Future[AgentExit] = loop.create_future()
-        self.gone: asyncio.Future[int] = loop.create_future()
-        self.kill_reason: str | None = None
-        self.started = False
+    session_id: str
+    exit: asyncio.Future[AgentExit] = field(default_factory=asyncio.Future[AgentExit])
+    gone: asyncio.Future[int] = field(default_factory=asyncio.Future[int])
+    kill_reason: str | None = None
+    started: bool = False
 
 
+@dataclass(eq=False, slots=True)
 class _Life:
     """One runner process, from its start to its end."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-        self.writer: asyncio.StreamWriter | None = None
-        """None until the stream is open."""
-        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """True when it takes starts, False if it ended before that."""
-        self.lost = False
-        """It takes no more starts."""
-        self.task: asyncio.Task[None] | None = None
+    process: subprocess.Popen[bytes]
+    writer: asyncio.StreamWriter | None = None
+    """None until the stream is open."""
+    ready: asyncio.Future[bool] = field(default_factory=asyncio.Future[bool])
+    """True when it takes starts, False if it ended before that."""
+    lost: bool = False
+    """It takes no more starts."""
+    task: asyncio.Task[None] | None = None
 
     def send(self, *message: object) -> None:
         if self.writer is not None and not self.writer.is_closing():
@@ -175,7 +173,7 @@ class AgentRunner:
             life = await self._ensure()
             if spec.session_id in self._agents:
                 raise ValueError(f"session {spec.session_id} has an agent already")
-            agent = _Agent(spec.session_id, asyncio.get_running_loop())
+            agent = _Agent(spec.session_id)
             self._agents[spec.session_id] = agent
             argv = [*spec.program, spec.command]
             life.send("start", spec.session_id, argv, str(spec.cwd), dict(spec.env), str(spec.log_path))

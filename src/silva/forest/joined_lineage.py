@@ -10,28 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
-from silva.types import ResponseSpan, VersionSpan, join_spans
-
-
-class LineageStep(Protocol):
-    """What one node adds. All lists have the length of `token_ids`; sampled ids, whose mask is 1, end a response."""
-
-    @property
-    def node_id(self) -> int: ...
-    @property
-    def kind(self) -> Literal["root", "observation", "response"]: ...
-    @property
-    def token_ids(self) -> list[int]: ...
-    @property
-    def loss_mask(self) -> list[int]: ...
-    @property
-    def logprobs(self) -> list[float]: ...
-    @property
-    def kept_mass(self) -> list[float]: ...
-    @property
-    def version_spans(self) -> tuple[VersionSpan, ...]: ...
+from silva.types import NodeRow, ResponseSpan, VersionSpan, join_spans
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +43,7 @@ class JoinedLineage:
             self.kept_mass[start : start + length] = [1.0] * length
 
 
-def join_lineage(path: Iterable[LineageStep]) -> JoinedLineage:
+def join_lineage(path: Iterable[NodeRow]) -> JoinedLineage:
     """Join what the nodes of a path add, from the root on."""
     ids: list[int] = []
     mask: list[int] = []

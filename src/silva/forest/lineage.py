@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass
 from typing import Literal
 
 from silva.forest.joined_lineage import join_lineage
@@ -101,7 +100,7 @@ def build_sample(
     Nodes in `trained` are trained by another sample already: here they are context, with mask 0 (and their versions).
     """
     node = forest.nodes[record.node_id]
-    joined = join_lineage(map(_LiveStep.of, node.path()))
+    joined = join_lineage(map(_node_row, node.path()))
     joined.mask_out((span.start, span.length) for span in joined.responses if span.node_id in trained)
     return TrainingSample(
         session_id=session_id,
@@ -123,39 +122,13 @@ def build_sample(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _LiveStep:
-    """The tokens of a node of a live forest."""
-
-    node_id: int
-    kind: Literal["root", "observation", "response"]
-    token_ids: list[int]
-    loss_mask: list[int]
-    logprobs: list[float]
-    kept_mass: list[float]
-    version_spans: tuple[VersionSpan, ...]
-
-    @classmethod
-    def of(cls, node: Node) -> _LiveStep:
-        lead = (VersionSpan(start=0, length=node.lead, version=UNSAMPLED_VERSION),) if node.lead else ()
-        return cls(
-            node_id=node.node_id,
-            kind=node.kind,
-            token_ids=node.ids.tolist(),
-            loss_mask=[0] * node.lead + [1] * (len(node.ids) - node.lead),
-            logprobs=[0.0] * node.lead + node.logprobs.tolist(),
-            kept_mass=[1.0] * node.lead + node.kept_mass.tolist(),
-            version_spans=join_spans((*lead, *node.spans)),
-        )
-
-
 def node_rows(forest: SessionForest) -> list[NodeRow]:
     """Every node in the form that is stored and shown."""
     return [_node_row(node) for node in forest.nodes]
 
 
 def _node_row(node: Node) -> NodeRow:
-    step = _LiveStep.of(node)
+    lead = (VersionSpan(start=0, length=node.lead, version=UNSAMPLED_VERSION),) if node.lead else ()
     tools: list[JsonObject] | None = None
     kwargs: JsonObject | None = None
     if node.kind == "root":
@@ -166,11 +139,11 @@ def _node_row(node: Node) -> NodeRow:
         state_key=node.key.hex(),
         kind=node.kind,
         messages=[message.to_chat() for message in node.messages],
-        token_ids=step.token_ids,
-        loss_mask=step.loss_mask,
-        logprobs=step.logprobs,
-        kept_mass=step.kept_mass,
-        version_spans=step.version_spans,
+        token_ids=node.ids.tolist(),
+        loss_mask=[0] * node.lead + [1] * (len(node.ids) - node.lead),
+        logprobs=[0.0] * node.lead + node.logprobs.tolist(),
+        kept_mass=[1.0] * node.lead + node.kept_mass.tolist(),
+        version_spans=join_spans((*lead, *node.spans)),
         finish_reason=node.finish,
         num_aborts=node.num_aborts,
         tools=tools,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 
 import aiohttp
 import msgspec
@@ -26,18 +27,17 @@ KEPT_BACK = 7
 """Positions of the context that a server keeps for itself (seen: 2, and 5 more for the prompt)."""
 
 
+@dataclass(kw_only=True, eq=False)
 class SglangHttp:
-    """The connections of one user of servers. `flag` is the option that names them, for messages.
+    """The connections of one user of servers."""
 
-    `ready_wait_s`: seconds to wait at start for a server that does not answer.
-    """
-
-    def __init__(self, *, clock: Clock, flag: str, ready_wait_s: float):
-        self._clock = clock
-        self._flag = flag
-        self._ready_wait_s = ready_wait_s
-        self._session: aiohttp.ClientSession | None = None
-        self._addresses: dict[tuple[str, str], URL] = {}
+    clock: Clock
+    flag: str
+    """The option that names the servers, for messages."""
+    ready_wait_s: float
+    """Seconds to wait at start for a server that does not answer."""
+    _session: aiohttp.ClientSession | None = None
+    _addresses: dict[tuple[str, str], URL] = field(default_factory=dict[tuple[str, str], "URL"])
 
     def open(self) -> None:
         """Needs a running event loop."""
@@ -76,7 +76,7 @@ class SglangHttp:
 
     async def look(self, url: str) -> tuple[dict[str, object], dict[str, object]]:
         """A server's description of its model and of itself, once it answers. (/health fails on a paused one.)"""
-        until_s = self._clock.monotonic_s() + self._ready_wait_s
+        until_s = self.clock.monotonic_s() + self.ready_wait_s
         told = False
         while True:
             try:
@@ -84,19 +84,19 @@ class SglangHttp:
                 break
             except Refused as refused:
                 if refused.status < 500:
-                    raise ConfigError(f"{self._flag} {url} is no SGLang server that Silva can use: {refused}") from None
+                    raise ConfigError(f"{self.flag} {url} is no SGLang server that Silva can use: {refused}") from None
                 fault: EngineFault = refused
             except EngineFault as error:
                 fault = error
-            if self._clock.monotonic_s() >= until_s:
+            if self.clock.monotonic_s() >= until_s:
                 raise ConfigError(
-                    f"{self._flag} {url}: no server answered within {self._ready_wait_s:g} s ({fault}). Is it running, "
+                    f"{self.flag} {url}: no server answered within {self.ready_wait_s:g} s ({fault}). Is it running, "
                     "and is the address right?"
                 )
             if not told:
-                log.warning("waiting up to %g s for the server at %s: %s", self._ready_wait_s, url, fault)
+                log.warning("waiting up to %g s for the server at %s: %s", self.ready_wait_s, url, fault)
                 told = True
-            await self._clock.sleep(LOOK_AGAIN_S)
+            await self.clock.sleep(LOOK_AGAIN_S)
         try:
             return model, await self._info(url, "/server_info", "/get_server_info")
         except EngineFault:

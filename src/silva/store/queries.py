@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from silva.forest import join_lineage
 from silva.store.files import DB_NAME, LedgerError, schema_version, unreadable
@@ -290,19 +290,12 @@ def accounting(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode = "train
         f"WHERE kind = 'response' AND session_id IN (SELECT session_id FROM {sessions})",
         at,
     ).fetchone()
-    return {
+    states = ("trained", "delivered", "filtered", "dropped", "stale", "pending")
+    found = {
         "prompts": sum(prompts.values()),
-        "trained": prompts.get("trained", 0),
-        "delivered": prompts.get("delivered", 0),
-        "filtered": prompts.get("filtered", 0),
-        "dropped": prompts.get("dropped", 0),
-        "stale": prompts.get("stale", 0),
-        "pending": prompts.get("pending", 0),
+        **{state: prompts.get(state, 0) for state in states},
         "sessions": sum(statuses.values()),
-        "exported": statuses.get("exported", 0),
-        "failed": statuses.get("failed", 0),
-        "cancelled": statuses.get("cancelled", 0),
-        "running": statuses.get("running", 0),
+        **{status: statuses.get(status, 0) for status in ("exported", "failed", "cancelled", "running")},
         "failures": failures,
         "turns": turns,
         "tokens": num_bytes // 4,
@@ -310,6 +303,7 @@ def accounting(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode = "train
         "rewarded": rewarded,
         "reward": reward,
     }
+    return cast("StepAccount", found)
 
 
 def roots_per_session(conn: sqlite3.Connection, rollout_id: int, *, mode: Mode = "train") -> list[int]:
