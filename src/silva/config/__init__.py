@@ -8,7 +8,7 @@ made by `silva.types.option.opt`. The flag, the type, the bounds, the default an
 This room adds what spans options: the union, parsing, the file form, and the checks of combinations. A value or a
 combination that would be ignored is refused with a sentence.
 
-Open `options.py` first, then `parse.py`; the checks are in `validate.py` and `validate_training.py`.
+Open `options.py` first, then `parse.py`; the checks are in `checks.py` and `training_checks.py`.
 """
 
 from silva.config.addresses import is_address
@@ -20,7 +20,6 @@ from silva.config.checks import (
     min_group_size,
     one_context_reason,
     several_contexts_problem,
-    trains_on_records,
     validate,
     validate_judgement,
 )
@@ -32,6 +31,7 @@ from silva.config.training_checks import (
     is_group_of_one,
     needs_reference,
     training_warnings,
+    trains_on_records,
 )
 
 __all__ = [

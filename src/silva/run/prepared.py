@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from silva.config import (
@@ -71,7 +71,7 @@ def _with_data(setup: RunSetup, command: Command) -> Prepared:
         return Prepared(prompts=prompts, num_rollout=config.num_rollout)
     num_rollout = _num_rollout(config, prompts)
     if not config.debug_rollout_only:
-        check_training_run(config, num_rollout=num_rollout, records=False)
+        check_training_run(replace(config, num_rollout=num_rollout))
     if setup.resumed:
         _check_places(setup.run_dir, config, prompts)
     evals = {item.name: load_prompts(config, item.path) for item in eval_sets(config)}
