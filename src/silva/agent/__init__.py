@@ -3,7 +3,7 @@
 Consumes what to start (`AgentSpec`) and a session's input; produces `AgentExit`s and the raw output of agents. It
 also starts the workers of user functions.
 
-Invariant: after a session ends no process of it is left, as far as its environment marker reaches. This also holds
+Invariant: after a session ends no process of it is left, as far as its environment marker reaches. This is also true
 after kill -9 of the trainer or of the runner.
 
 Start with `agent_runner.py`; `files.py` is what an agent reads and writes, `environment.py` what it inherits.

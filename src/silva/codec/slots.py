@@ -204,9 +204,13 @@ class ShapeBuilder:
     """
 
     slots: Slots
+    """Where the texts go."""
     words: Words
+    """The placeholders."""
     style: CallStyle
+    """How calls are written."""
     image_part: Callable[[str], JsonObject | None] = lambda role: None
+    """An image as the template takes it."""
 
     def message(self, message: Message) -> JsonObject:
         out: JsonObject = {"role": message.role}

@@ -23,7 +23,7 @@ class GroupStats:
     num_sessions: int
     """Sessions with a usable reward."""
     zero_std: Mapping[float, int] = field(default_factory=dict[float, int])
-    """Groups whose sessions cannot be told apart (all rewards equal, or one session only), by their reward."""
+    """Groups whose sessions cannot be distinguished (all rewards equal, or one session only), by their reward."""
     rejected: Mapping[str, SessionFailure] = field(default_factory=dict[str, SessionFailure])
     """By session id, the failure of each session whose reward cannot be used."""
 
@@ -69,7 +69,7 @@ def assign_group_credit(
 
 
 def token_shares(samples: Sequence[TrainingSample]) -> list[float]:
-    """What share of its session's sampled tokens each context holds; those of a session add up to 1.
+    """What share of its session's sampled tokens each context has; those of a session add up to 1.
 
     A turn that several contexts hold counts for each of them by its fraction, so that the order of the contexts does
     not matter.

@@ -16,8 +16,11 @@ class PassRate:
     """pass@k, averaged over the `num_groups` groups that have k sessions; `value` is None where none has."""
 
     k: int
+    """Sessions of which one has to pass."""
     value: float | None
+    """The mean over the groups; None where no group has k sessions."""
     num_groups: int
+    """Groups that have k sessions."""
 
 
 def pass_at_k(num_sessions: int, num_passed: int, k: int) -> float:

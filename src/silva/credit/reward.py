@@ -27,7 +27,9 @@ class Reward:
     """A reward as it was given: the number that counts (None: none was given), and the other numbers of its object."""
 
     value: float | None
+    """The number that counts; None where none was given."""
     helpers: dict[str, float] = field(default_factory=dict[str, float])
+    """The other numbers of the reward object."""
 
 
 def read_reward(value: object, where: str, key: str | None = None, *, allow_bool: bool = False) -> Reward:

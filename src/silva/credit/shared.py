@@ -38,7 +38,7 @@ def spread_credits(
 
 
 def train_shared(samples: Sequence[TrainingSample], shared_prefix: SharedPrefix) -> tuple[TrainingSample, ...]:
-    """The same contexts with every turn trained as `shared_prefix` says: by the first that holds it, or by each.
+    """The same contexts with every turn trained as `shared_prefix` says: by the first that contains it, or by each.
 
     For samples that were recorded under the other rule. A turn that none of them trains stays untrained.
     """
@@ -81,7 +81,7 @@ def holders(samples: Iterable[TrainingSample]) -> Counter[ResponseKey]:
 
 
 def num_shared_responses(samples: Iterable[TrainingSample]) -> int:
-    """Responses that more than one of these contexts holds."""
+    """Responses that more than one of these contexts contains."""
     return sum(count > 1 for count in holders(samples).values())
 
 

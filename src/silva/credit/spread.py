@@ -1,4 +1,4 @@
-"""When the rewards of a group tell its sessions apart, and how far each stands from their mean."""
+"""When the rewards of a group distinguish its sessions, and how far each is from their mean."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def first_difference(
     Compared is with what follows the matched state already, the most similar of it, and under new tools or template
     arguments with those of the newest turn. Long values are shortened to the place where they differ. None for the
     first turn of a session, and for a request that repeats a known history as it is. With `lenient`, what lenient
-    matching forgives is named only where nothing else differs. `path_of` tells where in the request a message stands;
+    matching forgives is named only where nothing else differs. `path_of` returns where in the request a message is;
     below that, fields have their Chat names in every protocol. `clean_first` gives what counts of the first message.
     """
     if match.is_full or not forest.nodes:

@@ -1,7 +1,7 @@
 """Lossy echoes: what a client may lose of an assistant message so that it is still the turn that was sampled.
 
 Clients trim texts, drop the reasoning, give calls ids of their own, and have nothing to send back of an empty answer.
-None of this is a new turn: the request goes on behind the stored tokens, and each repair is told and counted.
+None of this is a new turn: the request continues behind the stored tokens, and each repair is reported and counted.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class EchoIndex:
 
 
 def compare_echo(echo: Message, said: Message) -> Repair | None:
-    """What an assistant message lost of `said`; None where it is another message. Results of calls are not looked at.
+    """What an assistant message lost of `said`; None where it is another message. Results of calls are ignored.
 
     Texts may differ in outer blanks, the reasoning may be gone, calls may have other ids, each its own.
     """

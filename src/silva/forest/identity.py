@@ -1,4 +1,4 @@
-"""Who is who: canonical form of messages, and the chained keys of conversation states.
+"""Identity: the canonical form of messages, and the chained keys of conversation states.
 
 `key(state + message) = H(key(state), digest(message))`, and the key of an empty conversation is H(tools, template
 kwargs). The canonical form folds what cannot change meaning (key order and spacing of JSON arguments, `1.0` and `1`,
@@ -82,7 +82,7 @@ def echo_digest(message: Message) -> bytes:
 
 
 def canonical_tool(tool: JsonObject) -> JsonObject:
-    """A tool definition without the keys that tell nothing about the function, and its own keys in one order.
+    """A tool definition without the keys that say nothing about the function, and its own keys in one order.
 
     This is also what the model reads: tools that count as the same look the same to it, whatever protocol they came by.
     The order inside the parameters is the client's.
@@ -105,8 +105,8 @@ def _telling(fields: JsonObject) -> JsonObject:
 def canonical_arguments(raw: str) -> str:
     """One text for all spellings of the same JSON arguments.
 
-    Text that is no JSON, holds a key twice, nests deeper than MAX_FOLDED_DEPTH, or holds a number or half a surrogate
-    pair that no client can carry stands for itself, marked so that it never equals a JSON text.
+    Text that is no JSON, has a key twice, nests deeper than MAX_FOLDED_DEPTH, or has a number or half a surrogate
+    pair that no client can carry is kept as it is, marked so that it never equals a JSON text.
     """
     return _remembered(raw) if len(raw) <= MAX_REMEMBERED_CHARS else _canonical_arguments(raw)
 

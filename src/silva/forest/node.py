@@ -29,7 +29,7 @@ class Node:
     `sampled=[7, 2]`, `logprobs=[-0.5, -0.25]`, `finish="stop"` and an observation as its parent.
 
     `lead` counts the ids at the front of `ids` that were not sampled (all of an observation's). `before` is, for a
-    response, the key of the state that its assistant message answers, and `told` what the client got of it: its own
+    response, the key of the state that its assistant message answers, and `told` what its client received: its own
     part of a turn, where a protocol cannot carry a call as text. `spellings` are the lossy echoes of a response's
     request that were new to the forest.
     """
@@ -116,7 +116,7 @@ class Node:
 
     @property
     def continues(self) -> bool:
-        """A response that went on with the cut one above it: its message stands in the place of that one's."""
+        """A response that continued the cut one above it: its message replaces that one's."""
         parent = self.parent
         return parent is not None and self.kind == parent.kind == "response" and self.before == parent.before
 
@@ -131,7 +131,7 @@ class Node:
         return nodes
 
     def joined(self) -> Message | None:
-        """The answers of this one's run as one message, as they were told; None where it is the answer itself.
+        """The answers of this one's run as one message, as its client received them; None where it is the answer.
 
         An answer that adds nothing has none: the message without it is that of the answers before.
         """

@@ -30,11 +30,11 @@ class Match:
     parent: Node | None
     """The matched state; None where not even the root exists yet."""
     num_matched: int
-    """Messages of the request that the matched state holds."""
+    """Messages of the request that the matched state contains."""
     aliases: tuple[EchoAlias, ...] = ()
     """Lossy echoes that were repaired on the way."""
     result_ids: Sequence[str | None] = ()
-    """For each message the id that a tool result under a renamed id stands for, else None; empty without any."""
+    """For each message the id that a tool result under a renamed id refers to, else None; empty without any."""
     profiles: tuple[str, ...] = ()
     """Profiles that left noise of the first message out of the digests."""
 

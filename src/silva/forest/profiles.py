@@ -1,8 +1,8 @@
-"""Canonicalisation profiles: known noise of system prompts that does not count for who is who.
+"""Canonicalisation profiles: known noise of system prompts that is ignored when histories are compared.
 
 Some clients write a nonce or the day into their system prompt anew in each request, so that no two histories are the
 same. A profile names one such place, exactly; what it matches is left out of the message's identity and of nothing
-else: the model goes on reading the text that was seen first. Only the first message of a history is looked at, and only
+else: the model goes on reading the text that was seen first. Only the first message of a history is examined, and only
 where it is a system message. A profile that has to change gets a new version, since records name it.
 """
 
@@ -32,10 +32,15 @@ class Profile:
     """
 
     name: str
+    """Name and version, for options and rows."""
     about: str
+    """What it is, in words."""
     marker: str
+    """A text with the noise contains this; most texts do not."""
     noise: re.Pattern[str]
+    """Its first match is removed, or the group `noise` of it where the pattern has one."""
     setting: str | None = None
+    """What to set in the client so that it sends no such noise; None where nothing helps."""
 
     def cleaned(self, text: str) -> str:
         """The text without the noise; the text itself where it has none."""
@@ -50,7 +55,7 @@ BILLING = Profile(
     name="claude-code-billing@1",
     about="Claude Code's `x-anthropic-billing-header: cc_version=...; ... cch=...;` at the start of the system text",
     marker="x-anthropic-billing-header:",
-    # The line is a block of its own, and blocks are joined without anything between: only its form tells its end.
+    # The line is a block of its own, and blocks are joined without anything between: only its form shows where it ends.
     noise=re.compile(r"\Ax-anthropic-billing-header:(?: (?:cc_[a-z_]{1,32}|cch)=[A-Za-z0-9._+-]{1,128};){1,16}\n?"),
     setting="CLAUDE_CODE_ATTRIBUTION_HEADER=0 in the environment of Claude Code",
 )
@@ -88,7 +93,7 @@ def parse_profiles(names: Sequence[str]) -> tuple[Profile, ...]:
 
 
 class Canonicaliser:
-    """Takes the noise of some profiles out of the identity of a history. Its memory holds digests only."""
+    """Takes the noise of some profiles out of the identity of a history. It remembers digests only."""
 
     def __init__(self, profiles: Sequence[Profile]):
         self._profiles = tuple(profiles)

@@ -12,7 +12,7 @@ from silva.forest.node import Node
 class PromptIds(Sequence[int]):
     """All ids from the root to a node (None: no node), then those of `behind`.
 
-    They are joined anew each time they are read, so a request that waits for its engine holds none of its context. To
+    They are joined anew each time they are read, so a request that waits for its engine keeps no copy. To
     read more than one, make a list of them. What lies above a node never changes.
     """
 

@@ -22,8 +22,11 @@ class RecordHistory:
     """A record's history: one digest a message, the messages where they are asked for, its tools and arguments."""
 
     conversation: Conversation
+    """Its tools and template arguments."""
     digests: Sequence[bytes]
+    """One per message."""
     message_at: MessageAt
+    """Forms a message where it is asked for."""
 
 
 def why_unmatched(told: ToldHistories, history: RecordHistory, search: Search, *, lenient: bool) -> str:

@@ -1,8 +1,12 @@
-"""Explicit export: the committed state that a whole history, told by the agent, leads to.
+"""Explicit export: the committed state that a record, a whole history written by the agent, leads to.
 
-A request is matched as far as it goes; a record has to end exactly at a state. So every reading of it is followed at
-once: the exact one, those in which an answer lost something on its way (as `echo` tells), and where several states say
-the same, all of them. Forests are only read.
+A record has to end exactly at a state, so every reading of it is followed at once: the exact one, those in which an
+answer lost something on its way (see `echo`), and all states that say the same where several do. Forests are only read.
+
+Why this is not `SessionForest.match`: a request follows one reading, as far as it goes, and its index knows a lossy
+spelling only after a request used it. A record must lead to the same states whatever order the turns were committed in,
+and it passes places inside observations, which are no states. One index for both would make the first wait for work
+that only the second needs.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from silva.forest.node import NO_RENAMES, Node, Renames, RepairKind
 from silva.types import Conversation, Message
 
 CleanFirst = Callable[[Message], Message]
-"""Takes out of the first message of a history what does not count for who is who."""
+"""Takes out of the first message of a history what is ignored when histories are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,9 @@ class Reading:
     """How a history was read so far: the losses that were repaired, and the renamed calls that still count."""
 
     kinds: tuple[RepairKind, ...] = ()
+    """Losses that were repaired."""
     renames: Renames = field(default_factory=lambda: NO_RENAMES)
+    """Renamed calls that still count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,9 @@ class Candidate:
     """A state that a record may mean, and the losses that had to be repaired on the way to it."""
 
     node: Node
+    """The state."""
     kinds: tuple[RepairKind, ...]
+    """Losses that were repaired on the way to it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +52,11 @@ class Search:
     """
 
     depth: int
+    """Messages that were read."""
     places: tuple[bytes, ...]
+    """Keys that these messages lead to."""
     candidates: tuple[Candidate, ...] = ()
+    """States that the whole record may mean; empty where no place is a state with an answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,14 +64,17 @@ class Choice:
     """The state that a record was given. `rivals` are the others that it could have meant as well."""
 
     node: Node
+    """The state."""
     kinds: tuple[RepairKind, ...]
+    """Losses that were repaired on the way to it."""
     rivals: tuple[Node, ...] = ()
+    """Other states that it could have meant."""
     shared: bool = False
     """Another record has this state already, and there is no other."""
 
 
 class ToldHistories:
-    """Every history that a forest holds, message by message.
+    """Every history of a forest, message by message.
 
     Places between two messages have keys as states have; those inside of an observation are no states. All is read off
     the nodes, so that it does not matter in which order they came.
@@ -133,7 +147,7 @@ class ToldHistories:
         message, before = node.messages[0], node.before
         self._after.setdefault(before, {}).setdefault((message, node.key), node)
         self._speak(before, message, node.key, sampled=True)
-        # What goes on with a cut turn is told after it, also where its words are those of the whole turn.
+        # The client receives the continuation of a cut turn after it, also where its words are those of the whole turn.
         if node.told is not None and (node.continues or node.told != message):
             self._speak(parent.key if node.continues else before, node.told, node.key, sampled=True)
         if parent.kind == "response" and (joined := node.joined()) is not None:
@@ -152,7 +166,7 @@ class ToldHistories:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def find(self, root: bytes, digests: Sequence[bytes], message_at: MessageAt, *, lenient: bool) -> Search:
-        """Read a history of messages (one digest each) below a root. `message_at` forms those that are looked at."""
+        """Read a history of messages (one digest each) below a root. `message_at` forms those that are compared."""
         places: dict[bytes, Reading] = {root: Reading()} if root in self.roots else {}
         for index in range(len(digests)):
             found: dict[bytes, Reading] = {}

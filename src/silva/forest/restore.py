@@ -75,7 +75,7 @@ def _node(record: NodeRow, forest: SessionForest) -> Node:
 
 
 def _read_answer(node: Node, record: NodeRow, forest: SessionForest) -> None:
-    """What only a response holds."""
+    """What only a response has."""
     assert node.parent is not None
     node.lead = record.loss_mask.count(0)
     node.logprobs = array("f", record.logprobs[node.lead :])

@@ -38,7 +38,7 @@ class Chain:
     renames: list[Renames] = field(default_factory=list[Renames])
     """After each message, the renamed calls that still count."""
     result_ids: list[str | None] = field(default_factory=list["str | None"])
-    """For a tool result under a renamed id the id that it stands for; None for every other message."""
+    """For a tool result under a renamed id the id that it refers to; None for every other message."""
 
     def first(self, length: int, digests: list[bytes]) -> Chain:
         """A chain for these digests that knows the first `length` steps of this one."""

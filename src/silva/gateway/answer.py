@@ -33,14 +33,23 @@ class Answer:
     """
 
     dialect: Dialect
+    """The protocol of the connection."""
     options: TurnOptions
+    """What the request asked for."""
     held: HeldTurn
+    """The turn that it waits for."""
     record: RequestRow
+    """The row of this request, which may have joined the turn."""
     clock: Clock
+    """Paces the heartbeats."""
     data_heartbeat_s: float | None
+    """Seconds between heartbeats sent as data; None: none."""
     send: Send
+    """Writes to the connection."""
     delivery: Delivery
+    """Whether the client is still there."""
     outcome: Callable[[], TurnReply | ApiError]
+    """Reads the turn when it has ended."""
     _num_early: int = field(default=0, init=False)
     _begun: bool = field(default=False, init=False)
 

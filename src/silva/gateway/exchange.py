@@ -62,9 +62,13 @@ class ModelEndpoint:
     """
 
     registry: SessionRegistry
+    """Finds the session of a credential."""
     turns: TurnService
+    """Makes the turns."""
     clock: Clock
+    """Times graces and heartbeats."""
     options: GatewayOptions
+    """Heartbeats and graces."""
 
     def __post_init__(self) -> None:
         self._held: WeakKeyDictionary[LiveSession, HeldTurns] = WeakKeyDictionary()

@@ -60,7 +60,7 @@ _decoder = msgspec.json.Decoder(_Answer)
 def attempt_rid(nonce: str, request: GenerateRequest) -> str:
     """The server's name for one attempt. Servers abort by prefix, and no rid is a prefix of another.
 
-    That holds because nonces have one length, no request id is a prefix of another, and the attempt has a fixed width.
+    This works because nonces have one length, no request id is a prefix of another, and the attempt has a fixed width.
     """
     return f"{nonce}-{request.request_id}-{request.attempt:08x}"
 

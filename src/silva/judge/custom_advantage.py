@@ -20,15 +20,19 @@ class CustomAdvantage:
     """Gives the contexts of a group the credits that a function of the user returns for it.
 
     Consumes all exported contexts of a group in the order of its slots; waits for the function, called once a group;
-    produces the same contexts with credit. `failed` are the errors by which the function tells that it gave no value:
+    produces the same contexts with credit. `failed` are the errors that mean that the function returned no value:
     the group is then dropped as `custom_advantage_failed`. Other errors are ours and pass.
     """
 
     function: AdvantageFunction
+    """The function of the user."""
     _: KW_ONLY
     takes_group: bool = False
+    """It takes the group as a second argument."""
     failed: type[SilvaError]
+    """The errors that mean that it returned no value."""
     shared_prefix: SharedPrefix = "once"
+    """How often turns that contexts share are trained."""
     path: str | None = None
     """Where the function is, for errors; None: they do not name it."""
 

@@ -53,11 +53,15 @@ class ProcessDriver:
     """
 
     runner: AgentProcesses
+    """Owns the agent processes."""
     options: AgentOptions
+    """How agents run."""
     clock: Clock
+    """Counts the limits."""
     seal: Callable[[str], Awaitable[object]]
     """Ends the model access of a session."""
     exporter: Exporter = field(default_factory=Exporter)
+    """Reads what the agent wrote."""
     _: KW_ONLY
     run_dir: Path
     """The run's folder."""
@@ -100,7 +104,7 @@ class ProcessDriver:
             session.output = await asyncio.to_thread(read_output_bytes, files.output_json) or None
             return await asyncio.to_thread(export_session, self.exporter, session)
         except SessionFailure as failure:
-            # An agent that swallowed its own crash ends well: only its log can tell what went wrong.
+            # An agent that swallowed its own crash ends well: only its log shows what went wrong.
             raise AgentExecutionError(failure.reason, str(failure), log_tail=log_tail(files.command_log)) from failure
 
     async def _run_limited(self, session: Session, spec: AgentSpec) -> AgentExit:

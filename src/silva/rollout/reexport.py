@@ -49,9 +49,13 @@ class Side:
     """
 
     sessions: Counter[tuple[str, str | None]] = field(default_factory=Counter[tuple[str, "str | None"]])
+    """By (status, reason)."""
     groups: Counter[tuple[str, str | None]] = field(default_factory=Counter[tuple[str, "str | None"]])
+    """By (state, reason) of their prompts."""
     num_contexts: int = 0
+    """Contexts of all sessions."""
     rewards: list[float] = field(default_factory=list[float])
+    """Of exported sessions that have one."""
 
     def count(self, row: DumpLine, num_contexts: int) -> None:
         self.sessions[row.status, row.reason] += 1
@@ -67,9 +71,13 @@ class Account:
     """
 
     before: Side = field(default_factory=Side)
+    """As recorded."""
     after: Side = field(default_factory=Side)
+    """As made anew."""
     num_left_out: int = 0
+    """Later tries of slots whose earlier one is exported now."""
     num_without_credit: int = 0
+    """Exported sessions whose reward makes no credit."""
 
 
 @dataclass(kw_only=True, eq=False)

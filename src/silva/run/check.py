@@ -66,9 +66,12 @@ class Checks:
     """
 
     config: RunConfig
+    """The options."""
     say: Callable[[object], None]
+    """Receives one line per check."""
     _: KW_ONLY
     agent_run: bool = True
+    """Run one real session."""
 
     def __post_init__(self) -> None:
         self.failed = False
@@ -199,7 +202,7 @@ async def _check_user_code(config: RunConfig) -> str:
 
 
 async def _check_agent(config: RunConfig, dataset: Dataset) -> str:
-    """One real session on the first row; a fixed text stands in for the model unless a script is configured."""
+    """One real session on the first row; a fixed text replaces the model unless a script is configured."""
     with tempfile.TemporaryDirectory(prefix="silva-check-") as folder, _silent_log():
         run_dir = Path(folder) / "run"
         run_dir.mkdir()

@@ -23,11 +23,17 @@ class EvalResult:
     """
 
     name: str
+    """Of the dataset."""
     rollout_id: int
+    """The rollout step that would use these weights."""
     mean_reward: float | None
+    """Over the sessions that have a reward; None where none has."""
     num_sessions: int
+    """Sessions that were exported."""
     num_failed: int
+    """Slots that yielded none."""
     numbers: dict[str, float] = field(default_factory=dict[str, float])
+    """Its metrics over sessions and slots, by name."""
 
     def metrics(self) -> dict[str, float]:
         prefix = f"eval/{self.name}"

@@ -12,7 +12,7 @@ from silva.types import GroupEnd
 
 
 class GroupBuffer:
-    """Holds what counts, settles what does not.
+    """Keeps the groups that count, settles those that do not.
 
     Consumes GroupResults; waits for nothing; produces the groups of a step. The prompt of a group that does not count
     ends in the ledger here, with its reason; the others stay pending until whoever takes them says what became of them.

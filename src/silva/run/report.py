@@ -31,7 +31,7 @@ log = logging.getLogger("silva.rollout")
 class StepReport:
     """Closes the accounts of a rollout step.
 
-    Waits until the ledger has all that was queued, so that the numbers are those on record. `dump_path` holds
+    Waits until the ledger has all that was queued, so that the numbers are those of the ledger. `dump_path` contains
     `{rollout_id}`, or is None for no dump.
     """
 

@@ -141,7 +141,7 @@ class SessionDoc(SessionLineDoc):
     """Those of them that have tokens to train."""
     requests: list[RequestDoc]
     ignored_fields: dict[str, int]
-    """In how many requests each name stood that means nothing here."""
+    """In how many requests each name occurred that means nothing here."""
 
 
 def show_run(run_dir: str | Path) -> RunDoc:
@@ -239,7 +239,7 @@ def _request_doc(row: sqlite3.Row) -> RequestDoc:
 
 
 def _ignored_fields(conn: sqlite3.Connection, session_id: str) -> dict[str, int]:
-    """In how many requests of a session each name stood that means nothing here."""
+    """In how many requests of a session each name occurred that means nothing here."""
     counts = Counter(name for row in _requests(conn, session_id) for name in json.loads(row["ignored_fields"]))
     return dict(sorted(counts.items()))
 

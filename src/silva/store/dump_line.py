@@ -78,7 +78,7 @@ class DumpLine(msgspec.Struct, kw_only=True, frozen=True):
     """Wall seconds since the epoch, as `ended_s`."""
     ended_s: float | None
     label: object = None
-    """What the row holds under --label-key, any JSON value."""
+    """The row's value under --label-key, any JSON value."""
     input: JsonObject = {}
     """Messages and metadata as the agent got them."""
     output: str | None = None
@@ -129,7 +129,7 @@ class DumpLine(msgspec.Struct, kw_only=True, frozen=True):
     images: list[str] = []
 
     def encode(self) -> bytes:
-        """The line as it stands in the file, its line break included."""
+        """The line as the file has it, its line break included."""
         document = msgspec.structs.asdict(self)
         document["requests"] = [msgspec.structs.asdict(request) for request in self.requests]
         return to_json(document).encode() + b"\n"

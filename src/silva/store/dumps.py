@@ -18,11 +18,11 @@ from silva.types import ConfigError, JsonObject, Mode
 
 PLACEHOLDER = "{rollout_id}"
 MAX_OUTPUT = 1 << 16
-"""Bytes of an agent's output that a line holds; a larger one is told by its length alone."""
+"""Bytes of an agent's output that a line holds; of a larger one only the length is written."""
 
 
 def check_dump_template(template: str, flag: str = "--save-debug-rollout-data") -> None:
-    """ConfigError unless the path holds `{rollout_id}` and no other placeholder."""
+    """ConfigError unless the path contains `{rollout_id}` and no other placeholder."""
     others = re.findall(r"\{[^{}]*\}|[{}]", template.replace(PLACEHOLDER, ""))
     if PLACEHOLDER not in template or others:
         found = f"it holds {others[0]}" if others else "it holds none"

@@ -42,7 +42,7 @@ def pack_floats(values: Iterable[float]) -> bytes:
 
 
 def unpack_floats(blob: bytes) -> list[float]:
-    """The float32 values, each as the shortest decimal that stands for it (-0.1, not -0.10000000149)."""
+    """The float32 values, each as the shortest decimal that reads back as it (-0.1, not -0.10000000149)."""
     return short_floats(_unpacked(array("f"), blob))
 
 
@@ -52,7 +52,7 @@ def unpack_exact(blob: bytes) -> list[float]:
 
 
 def short_floats(exact: Sequence[float]) -> list[float]:
-    """Values of float32, each as the shortest decimal that stands for it."""
+    """Values of float32, each as the shortest decimal that reads back as it."""
     short = [float(f"{value:.7g}") for value in exact]
     for index, (value, rounded) in enumerate(zip(exact, array("f", short), strict=True)):
         if value != rounded:
@@ -127,7 +127,7 @@ def _items(value: object) -> list[object]:
 
 
 def _plain(value: object, above: tuple[int, ...]) -> object:
-    """`value` rebuilt from JSON types only. `above` holds the identities of the containers around it."""
+    """`value` rebuilt from JSON types only. `above` contains the identities of the containers around it."""
     if isinstance(value, dict | list | tuple):
         if id(value) in above:
             return "(a part of itself)"

@@ -20,7 +20,7 @@ SCHEMA_VERSION = 3
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that stands at `path`, on the disk, when the block ends; where the block fails nothing does."""
+    """A file to write that is at `path`, on the disk, when the block ends; where the block fails, nothing is."""
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -99,7 +99,7 @@ def _has_begun(conn: sqlite3.Connection) -> bool:
 
 
 def schema_version(conn: sqlite3.Connection, path: Path) -> int | None:
-    """The schema version of a ledger file, None where it holds no table yet. LedgerError if we cannot use it."""
+    """The schema version of a ledger file, None where it has no table yet. LedgerError if we cannot use it."""
     tables = {name for (name,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not tables:
         return None

@@ -31,8 +31,11 @@ class PendingPrompt:
     """A prompt that has no end yet."""
 
     prompt_id: str
+    """`DATASET:EPOCH:ROW`."""
     dataset: str
+    """Its name."""
     epoch: int
+    """From 0."""
     row: int
     """Row of the dataset file, from 0."""
     position: int
@@ -115,7 +118,7 @@ class RunLedger:
     ) -> Future[object]:
         """One use of one dataset row begins. An id is used once (an eval prompt again after `recover` closed it).
 
-        `content` is what the row holds: the messages and metadata that the agent gets, and the label.
+        `content` is the content of the row: the messages and metadata that the agent gets, and the label.
         """
         values = (prompt_id, mode, safe_text(dataset), epoch, row, position, to_column(content or {}))
         with self._mutex:

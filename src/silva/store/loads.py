@@ -40,12 +40,19 @@ class RecordedSession:
     """One agent run of a recorded group. Only an exported one has contexts."""
 
     session_id: str
+    """As in the run."""
     slot: int
+    """Its place in the group."""
     try_index: int
+    """Sessions that the slot had before."""
     status: str
+    """How it ended."""
     reason: str | None
+    """Why; None where the status needs no reason."""
     error: str | None
+    """The error in words."""
     contexts: list[RecordedContext] = field(default_factory=list[RecordedContext])
+    """What it exported."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -136,7 +136,7 @@ def _counts(conn: sqlite3.Connection, mode: Mode) -> LedgerCounts:
 def check_ledgers(conn: sqlite3.Connection, *, finished: bool = False) -> None:
     """AssertionError, with everything found, unless the ledgers add up.
 
-    The schema itself holds that each prompt and session is in exactly one state, with a reason where one is needed.
+    The schema itself ensures that each prompt and session is in exactly one state, with a reason where one is needed.
     Here: all rows belong together, each slot of a group yields at most one session, an exported session has samples and
     no other has, retries follow a failed or cancelled session of their slot, and a consumed prompt has an exported
     session. With `finished`, nothing runs any more.
@@ -205,11 +205,15 @@ class Context:
     """An exported context with what its tokens do not say: messages in Chat form, tools and template arguments."""
 
     sample: TrainingSample
+    """Its tokens."""
     state_key: str
     """Key of the state that the context ends in, in hex."""
     messages: list[JsonObject]
+    """The conversation in Chat form."""
     tools: list[JsonObject]
+    """In OpenAI form."""
     template_kwargs: JsonObject
+    """Arguments of the chat template."""
 
 
 def load_samples(conn: sqlite3.Connection, session_id: str) -> list[TrainingSample]:

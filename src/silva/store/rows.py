@@ -82,7 +82,7 @@ def _text(value: str | None) -> str | None:
 
 
 def _real(value: float | None) -> float | None:
-    """A reward may be a Python int or bool of any size; the column holds floats."""
+    """A reward may be a Python int or bool of any size; the column has floats."""
     return None if value is None else float(value)
 
 

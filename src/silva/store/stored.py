@@ -29,7 +29,7 @@ class StoredSession:
     input: SessionInput | None
     """What its agent was given; None for a session that a client opened."""
     label: object
-    """What the row holds under --label-key, any JSON value."""
+    """The row's value under --label-key, any JSON value."""
 
     def request_ids(self) -> dict[int, str]:
         """By node, the request that committed it."""

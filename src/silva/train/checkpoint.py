@@ -5,7 +5,7 @@
     ROOT/.old-step_000012/       one that is being replaced
 
 A checkpoint is written beside its place, forced to disk and renamed. `trainer_state.json` is its last file and lists
-all others with their sizes, so a folder that was copied or written only in part is told from a whole one. No torch.
+all others with their sizes, so a folder that was copied or written only in part is not taken for a whole one. No torch.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class ValueModel(torch.nn.Module):
 class ValueTrainer(ModelTrainer[CriticConfig]):
     """Owns the weights of one critic, made from a local Hugging Face directory. Belongs to one thread at a time.
 
-    Raises ConfigError when the directory cannot be loaded, or holds a model that cannot compute packed rows or has no
+    Raises ConfigError when the directory cannot be loaded, or has a model that cannot compute packed rows or has no
     decoder apart from its language head.
     """
 

@@ -23,7 +23,7 @@ ScheduleKind = Literal["constant", "cosine"]
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmOptions:
-    """Which algorithm, and what it is told besides numbers."""
+    """Which algorithm, and its settings that are no numbers."""
 
     advantage_estimator: str = opt("algorithm", "grpo", choices=tuple(ALGORITHMS))
     """The algorithm: how rewards become credit and advantages, and its policy loss (docs/algorithms.md)."""

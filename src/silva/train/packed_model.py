@@ -62,7 +62,7 @@ def _default_device() -> str:
 class PackedModel:
     """The model of a directory, in float32 with packed attention, and its log-probs of sampled tokens.
 
-    Raises ConfigError when the directory cannot be loaded, lacks weights, or holds a model that cannot compute packed
+    Raises ConfigError when the directory cannot be loaded, lacks weights, or has a model that cannot compute packed
     rows. `role` names the model in errors.
     """
 

@@ -1,6 +1,6 @@
 """From samples to packed rows, with every denominator fixed before the batch is cut into micro-batches.
 
-A packed row holds the tokens of several samples one after the other; per-token quantities exist only for its N
+A packed row contains the tokens of several samples one after the other; per-token quantities exist only for its N
 trainable tokens. Each of these carries its loss weight, so the loss of the global batch is the plain sum of
 `weight * token loss` over all rows, however the samples were dealt out.
 """

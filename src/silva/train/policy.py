@@ -36,7 +36,7 @@ class PolicyConfig(UpdateConfig):
 class PolicyTrainer(ModelTrainer[PolicyConfig]):
     """Owns the trainable weights of one causal LM, loaded from a local Hugging Face directory.
 
-    Raises ConfigError when the directory cannot be loaded, lacks weights, or holds a model that cannot be trained in
+    Raises ConfigError when the directory cannot be loaded, lacks weights, or has a model that cannot be trained in
     packed rows.
     """
 

@@ -51,7 +51,9 @@ class EngineClient:
     """
 
     engine: Engine
+    """Samples."""
     clock: Clock
+    """Times attempts and pauses."""
     _: KW_ONLY
     timeout_s: float
     """Seconds without an answer after which an attempt counts as failed."""

@@ -47,7 +47,7 @@ class LiveSession:
         return self._histories.setdefault(protocol, HistoryCache())
 
     def read_request(self, form: ApiFormat, body: bytes, record: RequestRow) -> ModelRequest:
-        """The request that a body holds. Raises RequestError."""
+        """The request in a body. Raises RequestError."""
         request = form.parse(body, self.history(form.name))
         record.stream = request.options.stream
         record.ignored_fields = list(request.options.ignored_fields)

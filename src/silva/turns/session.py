@@ -71,7 +71,7 @@ class Session:
     runtime_group_id: str | None = None
     """The sessions that are leased together; None for the whole group."""
     gate: asyncio.Event = field(default_factory=asyncio.Event)
-    """Open while the session holds a lease. The turn service waits for it before each engine attempt."""
+    """Open while the session has a lease. The turn service waits for it before each engine attempt."""
     first_request: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the agent first asks the model."""
     requests: list[RequestRow] = field(default_factory=list[RequestRow])

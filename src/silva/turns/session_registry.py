@@ -33,6 +33,7 @@ class SessionRegistry:
     engine: Engine
     """Frees what it cached for a session that ends."""
     clock: Clock
+    """Times the sessions."""
     _: KW_ONLY
     open_sessions: bool = False
     """An unknown credential of a sane form opens a session."""

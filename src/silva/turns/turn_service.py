@@ -115,10 +115,15 @@ class TurnService:
     """
 
     engine: Engine
+    """Samples the turns."""
     codec: TurnCodec
+    """Messages to ids."""
     parser: TurnParser
+    """Sampled text to messages."""
     clock: Clock
+    """Times waits and replies."""
     options: TurnServiceOptions
+    """Sampling, matching and limits."""
     media: ImageKeeper | None = None
     """Keeps images; without it, requests that contain some are refused."""
     retry_delays_s: tuple[float, ...] = RETRY_DELAYS_S

@@ -24,12 +24,19 @@ class SamplingParams:
     """
 
     max_new_tokens: int
+    """Most ids of this attempt."""
     temperature: float = 1.0
+    """0 is argmax."""
     top_p: float = 1.0
+    """Probability mass that stays in play; 1 is off."""
     top_k: int = -1
+    """Number of ids that stay in play; -1 is off."""
     stop: tuple[str, ...] = ()
+    """Texts that end the attempt."""
     stop_token_ids: tuple[int, ...] = ()
+    """Ids that end the attempt."""
     seed: int | None = None
+    """Seed of the turn; None: the engine's own."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -47,21 +54,25 @@ class VersionSpan:
     """`length` ids from `start` (counted in the ids of the same list) sampled by weight version `version`."""
 
     start: int
+    """Place of its first id in the list."""
     length: int
+    """Number of ids."""
     version: int
+    """The weight version that sampled them; -1: they were not sampled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Media:
-    """An image that belongs to a prompt: the file that holds its bytes, or the web address that stands for it.
-
-    `digest` is the hex SHA-256 of the bytes, or of the address.
-    """
+    """An image that belongs to a prompt: the file with its bytes, or its web address."""
 
     kind: Literal["image"]
+    """What it is."""
     digest: str
+    """Hex SHA-256 of its bytes, or of its address."""
     path: Path | None = None
+    """The file with its bytes; None where it has an address."""
     url: str | None = None
+    """Its web address; None where it has a file."""
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.url is None):
@@ -72,38 +83,46 @@ class Media:
 class GenerateRequest:
     """One engine attempt. No request id may be a prefix of another one (some engines abort by prefix).
 
-    The last `num_resumed` of `input_ids` were sampled by earlier, aborted attempts of the same turn: a stop string may
-    begin in them. `media` are all images of the context, in the order in which they stand in it. `input_ids` may be
-    joined anew each time they are read: make a list of them to read more than one, and let it go when it was used.
+    A stop string may begin in the ids of earlier attempts.
     """
 
     request_id: str
+    """Of the turn; no id is a prefix of another one, since some engines abort by prefix."""
     session_id: str
+    """Whose turn it is, for routing and caches."""
     input_ids: Sequence[int]
+    """The whole context. May be joined anew at each read: make a list of it to read more than one id."""
     sampling: SamplingParams
+    """How it samples."""
     attempt: int = 0
+    """Attempts of the turn before this one."""
     media: tuple[Media, ...] = ()
+    """All images of the context, in order."""
     num_resumed: int = 0
+    """The last so many input ids were sampled by earlier, aborted attempts of the turn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateResult:
     """The ids that one attempt sampled, in order, with everything that belongs to each id.
 
-    `logprobs` are those of the sampled ids under softmax(logits / T), before top-p and top-k (natural log, <= 0);
-    `kept_mass` is the probability that top-p and top-k left in play (1.0 where both are off). All three lists have one
-    entry an id. The stop id, where one was sampled, is the last id; nothing follows it. A matched stop string keeps its
-    ids. `version_spans` cover the ids without gaps. `cached_tokens` counts prompt ids that were not prefilled again.
-    `matched_stop` is the stop string or stop id that ended the attempt.
+    Example: `ids=[5, 9]`, `logprobs=[-0.1, -2.3]`, `kept_mass=[1.0, 1.0]`, `finish_reason="stop"`, `matched_stop=9`.
     """
 
     ids: list[int]
+    """Sampled ids in order, [N]. A sampled stop id is the last; a matched stop string keeps its ids."""
     logprobs: list[float]
+    """Natural log under softmax(logits / T), before top-p and top-k, at most 0, [N]."""
     kept_mass: list[float]
+    """Probability that top-p and top-k left in play, 1.0 where both are off, [N]."""
     finish_reason: FinishReason
+    """Why it ended."""
     version_spans: tuple[VersionSpan, ...]
+    """Weight versions over the N ids, without gaps."""
     cached_tokens: int = 0
+    """Prompt ids that were not prefilled again."""
     matched_stop: str | int | None = None
+    """The stop string or stop id that ended it; None where neither did."""
 
     def __post_init__(self) -> None:
         n = len(self.ids)
@@ -118,12 +137,16 @@ class GenerateResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineUsage:
-    """What an engine holds now. `kv_used_ratio` lies in [0, 1]."""
+    """What an engine carries now."""
 
     kv_used_ratio: float = 0.0
+    """Share of the cache in use, 0 to 1."""
     num_running: int = 0
+    """Requests that are decoded."""
     num_waiting: int = 0
+    """Requests that wait for a place."""
     counters: dict[str, int] = field(default_factory=dict[str, int])
+    """Counts since the start, by name."""
 
 
 def check_spans(spans: tuple[VersionSpan, ...], num_ids: int) -> None:

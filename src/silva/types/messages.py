@@ -11,9 +11,9 @@ Role = Literal["system", "user", "assistant", "tool"]
 JsonObject = dict[str, Any]
 
 MEDIA_PREFIX = "media:sha256:"
-"""Stands before the digest of an image's bytes where records refer to it."""
+"""Comes before the digest of an image's bytes where rows refer to it."""
 EMPTY_TOOL_RESULT = "(no output)"
-"""Stands for an empty tool result, so that every template has a text to render."""
+"""Replaces an empty tool result, so that every template has a text to render."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class Image:
 
     @property
     def reference(self) -> str:
-        """What stands for the image in records: its address, or the digest of its bytes."""
+        """What refers to the image in rows: its address, or the digest of its bytes."""
         return self.url or MEDIA_PREFIX + self.digest
 
     def to_chat(self) -> JsonObject:
@@ -133,4 +133,6 @@ class Conversation:
     """What selects a subtree of a session's forest: tools (OpenAI nested form) and chat template arguments."""
 
     tools: tuple[JsonObject, ...] = ()
+    """In OpenAI nested form, in the order of the request."""
     template_kwargs: JsonObject
+    """Chat template arguments."""

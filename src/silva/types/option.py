@@ -31,7 +31,7 @@ class OptionInfo:
     """What the annotation of an option does not say."""
 
     group: str
-    """Heading of the help page under which the option stands."""
+    """Heading of the help page that lists the option."""
     choices: tuple[str, ...] = ()
     """The allowed values where the annotation is no `Literal` of them, else empty."""
     later_choices: tuple[str, ...] = ()

@@ -22,7 +22,9 @@ class SessionInput:
     """The content of `RELAX_INPUT_JSON`: chat messages, metadata, or both."""
 
     messages: list[JsonObject] | None = None
+    """In Chat form; None where the row has none."""
     metadata: JsonObject | None = None
+    """The row's metadata object; None where it has none."""
 
     def __post_init__(self) -> None:
         if self.messages is None and self.metadata is None:

@@ -87,7 +87,7 @@ class RunView:
         self._handlers = []
 
     def _log_end(self, error: BaseException) -> None:
-        """Write why the run ended to its log; whoever catches the error tells it on the terminal."""
+        """Write why the run ended to its log; whoever catches the error prints it on the terminal."""
         found = first_silva_error(error)
         trace = None if found is not None else (type(error), error, error.__traceback__)
         text = str(found) if found is not None else f"ended by {type(error).__name__}"
@@ -97,7 +97,7 @@ class RunView:
                 handler.handle(record)
 
     def say(self, text: str) -> None:
-        """Tell a result."""
+        """Print a result."""
         RESULTS.info("%s", text)
 
     def begin_step(self, title: str, num_sessions: int) -> None:

@@ -51,7 +51,7 @@ def _repair(kind: str) -> str:
 
 
 def _is_root(node: NodeDoc, nodes: dict[int, NodeDoc]) -> bool:
-    """Whether a conversation begins with this node: it stands right below a technical root."""
+    """Whether a conversation begins with this node: its parent is a technical root."""
     parent = nodes.get(above(node))
     return parent is not None and parent["kind"] == "root"
 
