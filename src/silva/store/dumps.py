@@ -19,6 +19,11 @@ from silva.types import ConfigError, JsonObject, Mode
 PLACEHOLDER = "{rollout_id}"
 MAX_OUTPUT = 1 << 16
 """Bytes of an agent's output that a line holds; of a larger one only the length is written."""
+_OF_SAMPLE = (
+    *("name", "node_id", "num_turns", "truncated", "reward", "helpers", "credit", "metadata", "prompt_len"),
+    *("token_ids", "loss_mask", "logprobs", "kept_mass"),
+)
+"""Fields that a line takes from the sample of its context as they are."""
 
 
 def check_dump_template(template: str, flag: str = "--save-debug-rollout-data") -> None:
@@ -117,24 +122,12 @@ def _with_context(session: DumpLine, context: Context) -> DumpLine:
     sample = context.sample
     return msgspec.structs.replace(
         session,
-        name=sample.name,
-        node_id=sample.node_id,
+        **{name: getattr(sample, name) for name in _OF_SAMPLE},
         state_key=context.state_key,
         messages=context.messages,
         tools=context.tools,
         chat_template_kwargs=context.template_kwargs,
-        num_turns=sample.num_turns,
-        truncated=sample.truncated,
-        reward=sample.reward,
-        helpers=sample.helpers,
-        credit=sample.credit,
         response_credits=None if sample.response_credits is None else list(sample.response_credits),
-        metadata=sample.metadata,
-        prompt_len=sample.prompt_len,
-        token_ids=sample.token_ids,
-        loss_mask=sample.loss_mask,
-        logprobs=sample.logprobs,
-        kept_mass=sample.kept_mass,
         weight_spans=[(span.start, span.length, span.version) for span in sample.version_spans],
         responses=[(span.node_id, span.start, span.length) for span in sample.responses],
         images=list(sample.images),

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from silva.store.encode import to_column
 from silva.store.files import DB_NAME
-from silva.store.ledger_writer import LedgerWriter, Statement
+from silva.store.ledger_writer import LedgerWriter, Statement, insert
 from silva.store.rows import insert_session_rows
 from silva.types import Clock, JsonObject, Mode, PromptState, SessionRow, SystemClock, TrainingSample, safe_text
 
@@ -120,25 +120,17 @@ class RunLedger:
 
         `content` is the content of the row: the messages and metadata that the agent gets, and the label.
         """
-        values = (prompt_id, mode, safe_text(dataset), epoch, row, position, to_column(content or {}))
+        where = {"dataset": safe_text(dataset), "epoch": epoch, "row": row, "position": position}
+        new = insert("prompts", prompt_id=prompt_id, mode=mode, input=to_column(content or {}), **where)
         with self._mutex:
             self._check_usable()
             assert prompt_id not in self._pending, f"prompt {prompt_id} is pending already"
             self._pending[prompt_id] = mode
             if prompt_id in self._reopenable:
                 self._reopenable.discard(prompt_id)
-                return self._writer.put(
-                    Statement(
-                        "UPDATE prompts SET state = 'pending', train_step = NULL WHERE prompt_id = ?", (prompt_id,)
-                    )
-                )
-            return self._writer.put(
-                Statement(
-                    "INSERT INTO prompts (prompt_id, mode, dataset, epoch, row, position, input) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    values,
-                )
-            )
+                again = "UPDATE prompts SET state = 'pending', train_step = NULL WHERE prompt_id = ?"
+                return self._writer.put(Statement(again, (prompt_id,)))
+            return self._writer.put(new)
 
     def end_prompts(
         self, prompt_ids: Iterable[str], state: PromptState, *, reason: str | None = None, train_step: int
@@ -185,9 +177,8 @@ class RunLedger:
             assert mode is not None, f"group {group_id}: prompt {prompt_id} is not pending"
             self._groups[group_id] = (prompt_id, mode, n)
             self._groups_of.setdefault(prompt_id, []).append(group_id)
-            columns = "group_id, prompt_id, mode, n, start_step, attempt"
-            values = (group_id, prompt_id, mode, n, start_step, attempt)
-            return self._writer.put(Statement(f"INSERT INTO groups ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values))
+            counts = {"n": n, "start_step": start_step, "attempt": attempt}
+            return self._writer.put(insert("groups", group_id=group_id, prompt_id=prompt_id, mode=mode, **counts))
 
     def start_session(self, session_id: str, *, group_id: str, slot: int, try_index: int = 0) -> Future[object]:
         """A session starts in a slot of a started group; a retry is a new session in the same slot."""
@@ -202,14 +193,9 @@ class RunLedger:
             _, mode, n = self._groups[group_id]
             assert 0 <= slot < n and try_index >= 0, f"session {session_id}: slot {slot} of {n}, try {try_index}"
             self._running[session_id] = (group_id, mode)
-            values = (session_id, group_id, slot, try_index, mode, started_s)
-            return self._writer.put(
-                Statement(
-                    "INSERT INTO sessions (session_id, group_id, slot, try_index, mode, started_s) "
-                    "VALUES (?, ?, ?, ?, ?, ?)",
-                    values,
-                )
-            )
+            place = {"group_id": group_id, "slot": slot, "try_index": try_index}
+            row = insert("sessions", session_id=session_id, mode=mode, started_s=started_s, **place)
+            return self._writer.put(row)
 
     def end_session(self, record: SessionRow) -> Future[object]:
         """Write a session that ended: its row, nodes, requests, attempts and samples, all or nothing.
@@ -253,8 +239,7 @@ class RunLedger:
 
     def event(self, kind: str, detail: object = None) -> Future[object]:
         """Keep a fact that belongs to no session, such as the start of the run."""
-        values = (self._clock.wall_s(), kind, to_column(detail))
-        return self._submit(Statement("INSERT INTO events (at_s, kind, detail) VALUES (?, ?, ?)", values))
+        return self._submit(insert("events", at_s=self._clock.wall_s(), kind=kind, detail=to_column(detail)))
 
     # The file
 

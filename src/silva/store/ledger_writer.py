@@ -41,6 +41,12 @@ class Statement:
         conn.execute(self.sql, self.values)
 
 
+def insert(table: str, **row: object) -> Statement:
+    """A new row, by its columns; the other columns have their defaults."""
+    marks = ", ".join("?" * len(row))
+    return Statement(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
+
+
 class LedgerWriter:
     """Owns the connection, its thread and the lock of the run folder.
 

@@ -20,6 +20,7 @@ from silva.types import (
     SessionInput,
     TrainingSample,
     VersionSpan,
+    part_of,
 )
 
 _OF_GROUP = ("prompt_id", "dataset", "epoch", "row", "position", "attempt", "group_size", "prompt_state")
@@ -94,7 +95,7 @@ def read_rollout_dump(path: Path, *, mode: Mode = "train") -> list[RecordedGroup
             continue
         seen.check(path, number, line)
         group = groups.setdefault(line.group_id, _group(line))
-        session = group.sessions.setdefault(line.session_id, _session(line))
+        session = group.sessions.setdefault(line.session_id, part_of(line, RecordedSession))
         if session.status == "exported":
             session.contexts.append(RecordedContext(sample=_sample(path, number, line), messages=line.messages))
     last: dict[str, RecordedGroup] = {}
@@ -151,35 +152,8 @@ def _group(line: DumpLine) -> RecordedGroup:
     messages, metadata = line.input.get("messages"), line.input.get("metadata")
     if messages is None and metadata is None:
         metadata = {}
-    return RecordedGroup(
-        group_id=line.group_id,
-        size=line.group_size,
-        prompt=Prompt(
-            prompt_id=line.prompt_id,
-            dataset=line.dataset,
-            epoch=line.epoch,
-            row=line.row,
-            position=line.position,
-            input=SessionInput(messages=messages, metadata=metadata),
-            label=line.label,
-        ),
-        mode=line.mode,
-        attempt=line.attempt,
-        start_step=line.start_step,
-        prompt_state=line.prompt_state,
-        prompt_reason=line.prompt_reason,
-    )
-
-
-def _session(line: DumpLine) -> RecordedSession:
-    return RecordedSession(
-        session_id=line.session_id,
-        slot=line.slot,
-        try_index=line.try_index,
-        status=line.status,
-        reason=line.reason,
-        error=line.error,
-    )
+    prompt = part_of(line, Prompt, input=SessionInput(messages=messages, metadata=metadata))
+    return part_of(line, RecordedGroup, size=line.group_size, prompt=prompt)
 
 
 def _sample(path: Path, number: int, line: DumpLine) -> TrainingSample:
@@ -200,23 +174,14 @@ def _sample(path: Path, number: int, line: DumpLine) -> TrainingSample:
     if line.node_id is None:
         raise _wrong(path, number, line, "node_id", "it must be a whole number from 0")
     try:
-        return TrainingSample(
-            session_id=line.session_id,
-            group_id=line.group_id,
-            name=line.name,
-            node_id=line.node_id,
-            prompt_len=line.prompt_len,
-            token_ids=line.token_ids,
-            loss_mask=line.loss_mask,
-            logprobs=line.logprobs,
-            kept_mass=line.kept_mass,
+        return part_of(
+            line,
+            TrainingSample,
             version_spans=tuple(VersionSpan(start=a, length=n, version=v) for a, n, v in line.weight_spans),
             responses=tuple(ResponseSpan(node_id=node_id, start=a, length=n) for node_id, a, n in line.responses),
-            reward=line.reward,
-            helpers=line.helpers,
-            truncated=line.truncated,
-            metadata=line.metadata,
             images=tuple(line.images),
+            credit=None,  # it is given anew
+            response_credits=None,
         )
     except ValueError as error:
         raise DatasetError(f"{path}, line {number}: {error}") from error

@@ -14,7 +14,7 @@ from silva.forest import join_lineage
 from silva.store.files import DB_NAME, LedgerError, schema_version, unreadable
 from silva.store.rows import lineage
 from silva.store.stored import read_nodes
-from silva.types import JsonObject, Mode, NodeRow, TrainingSample, safe_text
+from silva.types import JsonObject, Mode, NodeRow, TrainingSample, part_of, safe_text
 
 
 class LedgerCounts(TypedDict):
@@ -236,21 +236,11 @@ def _context(row: sqlite3.Row, nodes: dict[int, NodeRow]) -> Context:
     path = [nodes[node_id] for node_id in lineage(row["node_id"], {at: node.parent_id for at, node in nodes.items()})]
     joined = join_lineage(path)
     joined.mask_out(json.loads(row["masked"]))
-    sample = TrainingSample(
-        session_id=row["session_id"],
-        group_id=row["group_id"],
-        name=row["name"],
-        node_id=row["node_id"],
-        prompt_len=row["prompt_len"],
-        token_ids=joined.token_ids,
-        loss_mask=joined.loss_mask,
-        logprobs=joined.logprobs,
-        kept_mass=joined.kept_mass,
-        version_spans=joined.version_spans,
-        responses=joined.responses,
-        reward=row["reward"],
+    sample = part_of(
+        joined,
+        TrainingSample,
+        **{name: row[name] for name in ("session_id", "group_id", "name", "node_id", "prompt_len", "reward", "credit")},
         helpers=json.loads(row["helpers"]),
-        credit=row["credit"],
         response_credits=None if row["response_credits"] is None else tuple(json.loads(row["response_credits"])),
         truncated=bool(row["truncated"]),
         metadata=json.loads(row["metadata"]),

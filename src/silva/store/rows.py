@@ -5,22 +5,32 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from itertools import chain, compress, repeat
 
 from silva.forest import join_lineage
 from silva.store.encode import pack_floats, pack_ids, pack_mask, runs_of, spans_to_json, to_column
+from silva.store.ledger_writer import insert
 from silva.types import (
     AttemptRow,
     NodeRow,
     RequestRow,
     SessionRow,
-    TokenUsage,
     TrainingSample,
     VersionSpan,
     check_spans,
     safe_text,
+)
+
+_NODE_COLUMNS = (
+    *("node_id", "parent_id", "state_key", "kind", "messages", "finish_reason", "num_aborts", "tools"),
+    *("template_kwargs", "told"),
+)
+_REQUEST_COLUMNS = [item.name for item in fields(RequestRow) if item.name != "usage"]
+_ATTEMPT_COLUMNS = [item.name for item in fields(AttemptRow)]
+_SAMPLE_COLUMNS = (
+    *("session_id", "name", "node_id", "prompt_len", "helpers", "response_credits", "truncated", "metadata"),
 )
 
 
@@ -50,15 +60,17 @@ def insert_session_rows(conn: sqlite3.Connection, record: SessionRow, ended_s: f
         ),
     ).rowcount
     assert changed == 1, f"session {record.session_id} of group {record.group_id} is not running as {record.mode}"
-    conn.executemany(
-        f"INSERT INTO nodes VALUES ({_marks(17)})", (_node_row(record.session_id, node) for node in record.nodes)
-    )
-    _insert_all(conn, "requests", record.session_id, record.requests)
-    _insert_all(conn, "attempts", record.session_id, record.attempts)
-    conn.executemany(
-        f"INSERT INTO samples VALUES ({_marks(12)})",
-        (_sample_row(seq, sample, runs) for seq, (sample, runs) in enumerate(zip(record.samples, masked, strict=True))),
-    )
+    session_id = record.session_id
+    for node in record.nodes:
+        insert("nodes", session_id=session_id, **_columns(node, _NODE_COLUMNS), **_packed(node))(conn)
+    for seq, request in enumerate(record.requests):
+        usage = None if request.usage is None else to_column(asdict(request.usage))
+        insert("requests", session_id=session_id, seq=seq, usage=usage, **_columns(request, _REQUEST_COLUMNS))(conn)
+    for seq, attempt in enumerate(record.attempts):
+        insert("attempts", session_id=session_id, seq=seq, **_columns(attempt, _ATTEMPT_COLUMNS))(conn)
+    for seq, (sample, runs) in enumerate(zip(record.samples, masked, strict=True)):
+        scores = {"reward": _real(sample.reward), "credit": _real(sample.credit)}
+        insert("samples", seq=seq, masked=to_column(runs), **_columns(sample, _SAMPLE_COLUMNS), **scores)(conn)
 
 
 def lineage(node_id: int, parents: Mapping[int, int | None]) -> list[int]:
@@ -71,10 +83,6 @@ def lineage(node_id: int, parents: Mapping[int, int | None]) -> list[int]:
         at = parents[at]
     path.reverse()
     return path
-
-
-def _marks(count: int) -> str:
-    return ", ".join("?" * count)
 
 
 def _text(value: str | None) -> str | None:
@@ -120,61 +128,24 @@ def _versions(spans: Iterable[VersionSpan]) -> list[int]:
     return list(chain.from_iterable(repeat(span.version, span.length) for span in spans))
 
 
-def _node_row(session_id: str, node: NodeRow) -> tuple[object, ...]:
-    return (
-        session_id,
-        node.node_id,
-        node.parent_id,
-        node.state_key,
-        node.kind,
-        to_column(node.messages),
-        pack_ids(node.token_ids),
-        pack_mask(node.loss_mask),
-        pack_floats(compress(node.logprobs, node.loss_mask)),
-        pack_floats(compress(node.kept_mass, node.loss_mask)),
-        spans_to_json(node.version_spans),
-        node.finish_reason,
-        node.num_aborts,
-        None if node.tools is None else to_column(node.tools),
-        None if node.template_kwargs is None else to_column(node.template_kwargs),
-        None if node.told is None else to_column(node.told),
-        to_column(node.spellings) if node.spellings else None,
-    )
+def _packed(node: NodeRow) -> dict[str, object]:
+    """The columns of a node that hold arrays, and its spellings, which most nodes lack."""
+    return {
+        "token_ids": pack_ids(node.token_ids),
+        "loss_mask": pack_mask(node.loss_mask),
+        "logprobs": pack_floats(compress(node.logprobs, node.loss_mask)),
+        "kept_mass": pack_floats(compress(node.kept_mass, node.loss_mask)),
+        "version_spans": spans_to_json(node.version_spans),
+        "spellings": to_column(node.spellings) if node.spellings else None,
+    }
 
 
-def _insert_all(
-    conn: sqlite3.Connection, table: str, session_id: str, rows: Sequence[RequestRow] | Sequence[AttemptRow]
-) -> None:
-    """Insert rows whose fields are the columns of their table, in order."""
-    if not rows:
-        return
-    names = [item.name for item in fields(rows[0])]
-    values = ([session_id, seq, *(_column(getattr(row, name)) for name in names)] for seq, row in enumerate(rows))
-    columns = ", ".join(("session_id", "seq", *names))
-    conn.executemany(f"INSERT INTO {table} ({columns}) VALUES ({_marks(len(names) + 2)})", values)
+def _columns(row: object, names: Iterable[str]) -> dict[str, object]:
+    return {name: _column(getattr(row, name)) for name in names}
 
 
 def _column(value: object) -> object:
-    """A field as SQLite takes it: text that is valid, lists, objects and counts as JSON."""
-    if isinstance(value, TokenUsage):
-        value = asdict(value)
-    if isinstance(value, list | dict):
+    """A field as SQLite takes it: text that is valid, lists and objects as JSON."""
+    if isinstance(value, list | tuple | dict):
         return to_column(value)
     return safe_text(value) if isinstance(value, str) else value
-
-
-def _sample_row(seq: int, sample: TrainingSample, masked: list[list[int]]) -> tuple[object, ...]:
-    return (
-        sample.session_id,
-        seq,
-        _text(sample.name),
-        sample.node_id,
-        sample.prompt_len,
-        to_column(masked),
-        _real(sample.reward),
-        to_column(sample.helpers),
-        _real(sample.credit),
-        None if sample.response_credits is None else to_column(list(sample.response_credits)),
-        sample.truncated,
-        to_column(sample.metadata),
-    )

@@ -72,10 +72,10 @@ def opt(
     return field(default=default, metadata={"option": info})
 
 
-def part_of(options: object, cls: type[D], **facts: Any) -> D:
-    """A `cls` made of the fields that `options` has by the same names, and of `facts`, which win.
+def part_of(source: object, cls: type[D], **facts: Any) -> D:
+    """A `cls` made of the fields that `source` has by the same names, and of `facts`, which win.
 
     Example: `part_of(config, ClipOptions)` has the three clip options of a RunConfig.
     """
-    shared = {item.name: getattr(options, item.name) for item in fields(cls) if hasattr(options, item.name)}
+    shared = {item.name: getattr(source, item.name) for item in fields(cls) if hasattr(source, item.name)}
     return cls(**{**shared, **facts})
