@@ -8,12 +8,14 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import TypedDict, TypeVar, cast
 
 from silva.store.files import LedgerError
 from silva.store.queries import Counts, counts, load_contexts, open_run
 from silva.store.stored import read_nodes
 from silva.types import JsonObject, NodeRow, TrainingSample, safe_text
+
+D = TypeVar("D")
 
 
 class GroupDoc(TypedDict):
@@ -153,26 +155,21 @@ def show_run(run_dir: str | Path) -> RunDoc:
         return {
             "run": safe_text(str(run_dir)),
             "counts": counts(conn),
-            "groups": [
-                GroupDoc(**dict(row))
-                for row in conn.execute(
-                    "SELECT group_id, prompt_id, mode, n, start_step, train_step, attempt FROM groups ORDER BY rowid"
-                )
-            ],
-            "sessions": [
-                SessionLineDoc(**dict(row))
-                for row in conn.execute(
-                    "SELECT session_id, group_id, mode, status, reason, reward FROM sessions ORDER BY rowid"
-                )
-            ],
-            "failures": [
-                FailureDoc(**dict(row))
-                for row in conn.execute(
-                    "SELECT reason, session_id, error FROM sessions WHERE rowid IN "
-                    "(SELECT min(rowid) FROM sessions WHERE status = 'failed' GROUP BY reason) ORDER BY rowid"
-                )
-            ],
+            "groups": _listed(conn, GroupDoc, "groups ORDER BY rowid"),
+            "sessions": _listed(conn, SessionLineDoc, "sessions ORDER BY rowid"),
+            "failures": _listed(
+                conn,
+                FailureDoc,
+                "sessions WHERE rowid IN "
+                "(SELECT min(rowid) FROM sessions WHERE status = 'failed' GROUP BY reason) ORDER BY rowid",
+            ),
         }
+
+
+def _listed(conn: sqlite3.Connection, document: type[D], source: str) -> list[D]:
+    """A document for each row of a table (and what follows its name), whose columns are named like the fields."""
+    rows = conn.execute(f"SELECT {', '.join(document.__annotations__)} FROM {source}")
+    return [cast("D", dict(row)) for row in rows]
 
 
 def show_session(run_dir: str | Path, session_id: str) -> SessionDoc:
@@ -192,14 +189,8 @@ def show_session(run_dir: str | Path, session_id: str) -> SessionDoc:
             raise _no_session(conn, run_dir, session_id)
         nodes = list(read_nodes(conn, safe_text(session_id), shortest=True))
         contexts = [context.sample for context in load_contexts(conn, session_id, nodes)]
-        return {
-            "session_id": row["session_id"],
-            "group_id": row["group_id"],
-            "mode": row["mode"],
-            "status": row["status"],
-            "reason": row["reason"],
-            "error": row["error"],
-            "reward": row["reward"],
+        session = {
+            **dict(row),
             "metadata": json.loads(row["metadata"]),
             "nodes": [_node_doc(node) for node in nodes],
             "contexts": [_context_doc(sample) for sample in contexts],
@@ -207,6 +198,7 @@ def show_session(run_dir: str | Path, session_id: str) -> SessionDoc:
             "requests": [_request_doc(request) for request in _requests(conn, session_id)],
             "ignored_fields": _ignored_fields(conn, session_id),
         }
+        return cast("SessionDoc", session)
 
 
 def _picked(source: object, document: type, **facts: object) -> dict[str, object]:

@@ -32,8 +32,6 @@ class PendingPrompt:
 
     prompt_id: str
     """`DATASET:EPOCH:ROW`."""
-    dataset: str
-    """Its name."""
     epoch: int
     """From 0."""
     row: int
@@ -319,15 +317,15 @@ def _recover(conn: sqlite3.Connection, train_step: int, now_s: float) -> tuple[R
         "AND reason IN ('interrupted', 'rolled_back')"
     ).fetchall()
     pending = conn.execute(
-        "SELECT prompt_id, dataset, epoch, row, position, "
+        "SELECT prompt_id, epoch, row, position, "
         "(SELECT count(*) FROM groups g WHERE g.prompt_id = p.prompt_id) FROM prompts p "
         "WHERE mode = 'train' AND state = 'pending' ORDER BY position"
     ).fetchall()
     (last,) = conn.execute("SELECT max(position) FROM prompts WHERE mode = 'train'").fetchone()
     recovered = Recovered(
         pending=[
-            PendingPrompt(prompt_id=a, dataset=b, epoch=c, row=d, position=e, num_groups=f)
-            for a, b, c, d, e, f in pending
+            PendingPrompt(prompt_id=prompt_id, epoch=epoch, row=row, position=position, num_groups=num_groups)
+            for prompt_id, epoch, row, position, num_groups in pending
         ],
         next_position=0 if last is None else last + 1,
         num_interrupted=num_interrupted,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 
 from silva.forest import PROFILES, REPAIR_PREFIX, linear_under
 from silva.store import NodeDoc, RequestDoc, SessionDoc
-from silva.view.show import above, block, printable
+from silva.view.show import above, block, printable, value_text
 
 _KINDS = {"branch": "branched off", "root": "began anew"}
 _REPAIRS = {
@@ -66,8 +65,8 @@ def _difference(request: RequestDoc, nodes: dict[int, NodeDoc]) -> Iterator[str]
     what = _KINDS.get(request["match"] or "", "left the known history")
     yield f"request {printable(request['request_id'])} {what}{_from_node(request, nodes)}"
     yield f"  first difference at {printable(str(difference.get('pointer')))}"
-    yield f"    known  {_value(difference.get('old'))}"
-    yield f"    sent   {_value(difference.get('new'))}"
+    yield f"    known  {value_text(difference.get('old'))}"
+    yield f"    sent   {value_text(difference.get('new'))}"
     yield from _hint(request, nodes)
 
 
@@ -111,7 +110,3 @@ def _from_node(request: RequestDoc, nodes: dict[int, NodeDoc]) -> str:
     observation = nodes.get(above(nodes[node_id])) if node_id in nodes else None
     matched = None if observation is None else observation["parent_id"]
     return f" at node {node_id}" if matched is None else f" from node {matched} (its answer is node {node_id})"
-
-
-def _value(value: object) -> str:
-    return "(absent)" if value is None else printable(json.dumps(value, ensure_ascii=False))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 from silva.types import JsonObject
-from silva.view.show import printable
+from silva.view.show import printable, value_text
 
 
 def render_replay(doc: JsonObject) -> str:
@@ -44,13 +43,9 @@ def _turn(turn: JsonObject, number: int) -> Iterator[str]:
     difference = turn["difference"]
     if difference:
         yield f"    leaves the known history at {printable(str(difference['pointer']))}"
-        yield f"      known  {_value(difference['old'])}"
-        yield f"      sent   {_value(difference['new'])}"
+        yield f"      known  {value_text(difference['old'])}"
+        yield f"      sent   {value_text(difference['new'])}"
     elif turn["match"] in ("branch", "root") and number:
         yield "    asks again from a known state" if turn["match"] == "branch" else "    begins a history of its own"
     if turn["answer"] == "not as recorded":
         yield "    the recorded answer cannot be said so that the parsers in force read it back"
-
-
-def _value(value: object) -> str:
-    return "(absent)" if value is None else printable(json.dumps(value, ensure_ascii=False))

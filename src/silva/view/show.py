@@ -105,6 +105,11 @@ def printable(text: str) -> str:
     return "".join(char if char == " " or not _unsafe(char) else _escape(char) for char in text)
 
 
+def value_text(value: object) -> str:
+    """One side of a difference, as JSON on one line."""
+    return "(absent)" if value is None else printable(json.dumps(value, ensure_ascii=False))
+
+
 def _unsafe(char: str) -> bool:
     return unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
@@ -187,15 +192,10 @@ def _tokens(node: NodeDoc, decode: Decode | None, full: bool) -> list[str]:
                 str(mask[index]),
                 f"{node['logprobs'][index]:.4f}" if sampled else "-",
                 str(versions[index]) if sampled and index < len(versions) else "-",
-                *((_quoted(decode([ids[index]])),) if decode else ()),
+                *((f"'{printable(decode([ids[index]]))}'",) if decode else ()),
             )
         )
     return _table(rows)
-
-
-def _quoted(text: str) -> str:
-    """A token's text in quotes, on one line."""
-    return f"'{printable(text)}'"
 
 
 def _shown(mask: Sequence[int], full: bool) -> Iterator[int | None]:
