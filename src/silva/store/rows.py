@@ -6,17 +6,17 @@ import sqlite3
 import zlib
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from itertools import chain, compress, repeat
 
 from silva.forest import join_lineage
 from silva.store.encode import pack_floats, pack_ids, pack_mask, runs_of, spans_to_json, to_column
-from silva.store.ledger_writer import insert
 from silva.types import (
     AttemptRow,
     NodeRow,
     RequestRow,
     SessionRow,
+    TokenUsage,
     TrainingSample,
     VersionSpan,
     check_spans,
@@ -28,10 +28,9 @@ _NODE_COLUMNS = (
     *("template_kwargs", "told"),
 )
 _REQUEST_COLUMNS = [item.name for item in fields(RequestRow) if item.name != "usage"]
+_USAGE = [item.name for item in fields(TokenUsage)]
 _ATTEMPT_COLUMNS = [item.name for item in fields(AttemptRow)]
-_SAMPLE_COLUMNS = (
-    *("session_id", "name", "node_id", "prompt_len", "helpers", "response_credits", "truncated", "metadata"),
-)
+_SAMPLE_COLUMNS = (*("name", "node_id", "prompt_len", "helpers", "response_credits", "truncated", "metadata"),)
 
 
 def insert_session_rows(conn: sqlite3.Connection, record: SessionRow, ended_s: float) -> None:
@@ -61,16 +60,37 @@ def insert_session_rows(conn: sqlite3.Connection, record: SessionRow, ended_s: f
     ).rowcount
     assert changed == 1, f"session {record.session_id} of group {record.group_id} is not running as {record.mode}"
     session_id = record.session_id
-    for node in record.nodes:
-        insert("nodes", session_id=session_id, **_columns(node, _NODE_COLUMNS), **_packed(node))(conn)
-    for seq, request in enumerate(record.requests):
-        usage = None if request.usage is None else to_column(asdict(request.usage))
-        insert("requests", session_id=session_id, seq=seq, usage=usage, **_columns(request, _REQUEST_COLUMNS))(conn)
-    for seq, attempt in enumerate(record.attempts):
-        insert("attempts", session_id=session_id, seq=seq, **_columns(attempt, _ATTEMPT_COLUMNS))(conn)
-    for seq, (sample, runs) in enumerate(zip(record.samples, masked, strict=True)):
-        scores = {"reward": _real(sample.reward), "credit": _real(sample.credit)}
-        insert("samples", seq=seq, masked=to_column(runs), **_columns(sample, _SAMPLE_COLUMNS), **scores)(conn)
+    usages = (request.usage and to_column(_plain(request.usage, _USAGE)) for request in record.requests)
+    scores = ({"reward": _real(sample.reward), "credit": _real(sample.credit)} for sample in record.samples)
+    for table, rows in (
+        ("nodes", [{"session_id": session_id, **_columns(one, _NODE_COLUMNS), **_packed(one)} for one in record.nodes]),
+        ("requests", _numbered(session_id, record.requests, _REQUEST_COLUMNS, ({"usage": usage} for usage in usages))),
+        ("attempts", _numbered(session_id, record.attempts, _ATTEMPT_COLUMNS, repeat({}))),
+        (
+            "samples",
+            _numbered(
+                session_id,
+                record.samples,
+                _SAMPLE_COLUMNS,
+                ({"masked": to_column(runs), **own} for runs, own in zip(masked, scores, strict=True)),
+            ),
+        ),
+    ):
+        if rows:  # one statement per table: to form one per row costs more than to run it
+            conn.executemany(
+                f"INSERT INTO {table} ({', '.join(rows[0])}) VALUES ({', '.join('?' * len(rows[0]))})",
+                [tuple(row.values()) for row in rows],
+            )
+
+
+def _numbered(
+    session_id: str, rows: Iterable[object], names: Iterable[str], more: Iterable[Mapping[str, object]]
+) -> list[dict[str, object]]:
+    """The columns of a session's rows, numbered in their order."""
+    return [
+        {"session_id": session_id, "seq": seq, **_columns(row, names), **own}
+        for seq, (row, own) in enumerate(zip(rows, more, strict=False))
+    ]
 
 
 def lineage(node_id: int, parents: Mapping[int, int | None]) -> list[int]:
@@ -141,11 +161,16 @@ def _packed(node: NodeRow) -> dict[str, object]:
 
 
 def _columns(row: object, names: Iterable[str]) -> dict[str, object]:
-    return {name: _column(getattr(row, name)) for name in names}
+    return {name: _column(value) for name, value in _plain(row, names).items()}
+
+
+def _plain(row: object, names: Iterable[str]) -> dict[str, object]:
+    return {name: getattr(row, name) for name in names}
 
 
 def _column(value: object) -> object:
     """A field as SQLite takes it: text that is valid, lists and objects as JSON."""
-    if isinstance(value, list | tuple | dict):
-        return to_column(value)
-    return safe_text(value) if isinstance(value, str) else value
+    kind = type(value)
+    if kind is str:
+        return safe_text(str(value))
+    return to_column(value) if kind in (list, tuple, dict) else value
