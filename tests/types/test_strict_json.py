@@ -37,7 +37,7 @@ def test_a_key_that_comes_twice_is_named_where_keys_must_be_unique():
     text = '[{"a": {"b": 1, "b": 2}}]'
     assert read_json(text) == [{"a": {"b": 2}}]
     for read in (lambda: read_json(text, unique_keys=True), lambda: read_json_at(text, 0)):
-        with pytest.raises(JsonFault, match="the key 'b' stands twice"):
+        with pytest.raises(JsonFault, match="the key 'b' occurs twice"):
             read()
 
 

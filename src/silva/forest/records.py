@@ -3,10 +3,10 @@
 A record has to end exactly at a state, so every reading of it is followed at once: the exact one, those in which an
 answer lost something on its way (see `echo`), and all states that say the same where several do. Forests are only read.
 
-Why this is not `SessionForest.match`: a request follows one reading, as far as it goes, and its index knows a lossy
-spelling only after a request used it. A record must lead to the same states whatever order the turns were committed in,
-and it passes places inside observations, which are no states. One index for both would make the first wait for work
-that only the second needs.
+Why this is not `SessionForest.match`: for one echo the request index returns one answer, the newest, and keeps one
+state per key. A record needs all of them: two records whose echoes lack the reasoning may mean two answers that differ
+only there, and must not share one. Records also pass places inside observations, which are no states. An index with
+many values per key for both would make every request pay for what only records need.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It raises `ValueError` for everything, and it accepts only what every other read
 
     read_json('{"a": NaN}')                          JsonFault: NaN is no JSON value
     read_json('{"a": 1, "a": 2}')                    {"a": 2}
-    read_json('{"a": 1, "a": 2}', unique_keys=True)  JsonFault: the key 'a' stands twice in one object
+    read_json('{"a": 1, "a": 2}', unique_keys=True)  JsonFault: the key 'a' occurs twice in one object
     read_json("1e999")                               inf
     read_json("1e999", parse_float=finite_number)    JsonFault: the number 1e999 is out of range
 """
@@ -72,7 +72,7 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise JsonFault(f"the key {key[:_MAX_SHOWN]!a} stands twice in one object")
+                raise JsonFault(f"the key {key[:_MAX_SHOWN]!a} occurs twice in one object")
             seen.add(key)
     return value
 
