@@ -38,13 +38,13 @@ def is_set(config: RunConfig, name: str) -> bool:
     return getattr(config, name) != getattr(_DEFAULTS, name)
 
 
-def filled(config: RunConfig, sentences: Iterable[str], **facts: object) -> Iterator[str]:
-    """The sentences with the values of options, and of `facts`, in their places."""
+def filled(config: RunConfig, sentences: Iterable[str]) -> Iterator[str]:
+    """The sentences with the options in their places."""
     shown = {name: _Shown(flag_of(name), getattr(config, name)) for name in _NAMES}
-    return (sentence.format(**shown, **facts) for sentence in sentences)
+    return (sentence.format(**shown) for sentence in sentences)
 
 
-def refuse(config: RunConfig, sentences: Iterable[str], **facts: object) -> None:
+def refuse(config: RunConfig, sentences: Iterable[str]) -> None:
     """Raise ConfigError with the first of the sentences; nothing where there is none."""
-    for sentence in filled(config, sentences, **facts):
+    for sentence in filled(config, sentences):
         raise ConfigError(sentence)
